@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "client/deadline.hpp"
+#include "client/session/deadline.hpp"
 #include "cuda/context.hpp"
 
 namespace shmb::cuda {

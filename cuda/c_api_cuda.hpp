@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The common part of the C functions of GPU memory: handles, and the start of each call. The rules are those of
-// client/c_api.hpp.
+// client/c_api/c_api.hpp.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "client/c_api.hpp"
+#include "client/c_api/c_api.hpp"
 #include "cuda/lease.hpp"
 #include "cuda/notices.hpp"
 #include "cuda/region.hpp"

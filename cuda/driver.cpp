@@ -13,7 +13,7 @@
 
 #include "base/sys_gpu.hpp"
 #include "base/text.hpp"
-#include "client/forked.hpp"
+#include "client/session/forked.hpp"
 
 namespace shmb::cuda {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/sys_gpu.hpp"
 #include "base/sys_process.hpp"
-#include "client/views.hpp"
+#include "client/session/views.hpp"
 #include "cuda/leaving.hpp"
 
 namespace shmb::cuda {

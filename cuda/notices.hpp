@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "client/gpu_calls.hpp"
+#include "client/calls/gpu_calls.hpp"
 #include "cuda/region.hpp"
 
 namespace shmb::cuda {

@@ -8,7 +8,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
-#include "client/forked.hpp"
+#include "client/session/forked.hpp"
 #include "cuda/context.hpp"
 
 namespace shmb::cuda {

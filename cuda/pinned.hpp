@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "client/gpu_calls.hpp"
-#include "client/region.hpp"
+#include "client/calls/gpu_calls.hpp"
+#include "client/region/region.hpp"
 #include "cuda/driver.hpp"
 
 namespace shmb::cuda {

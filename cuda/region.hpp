@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/mapping.hpp"
-#include "client/gpu_calls.hpp"
-#include "client/region.hpp"
-#include "client/session.hpp"
+#include "client/calls/gpu_calls.hpp"
+#include "client/region/region.hpp"
+#include "client/session/session.hpp"
 #include "cuda/backlog.hpp"
 #include "cuda/manifest.hpp"
 #include "cuda/memory.hpp"

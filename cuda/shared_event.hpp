@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "client/deadline.hpp"
+#include "client/session/deadline.hpp"
 #include "cuda/context.hpp"
 
 namespace shmb::cuda {

@@ -11,8 +11,8 @@
 #include <optional>
 #include <string>
 
-#include "client/gpu_calls.hpp"
-#include "client/region.hpp"
+#include "client/calls/gpu_calls.hpp"
+#include "client/region/region.hpp"
 #include "cuda/context.hpp"
 #include "proto/timeline_layout.hpp"
 

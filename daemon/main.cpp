@@ -15,13 +15,13 @@
 #include "base/kernel.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
-#include "daemon/broker.hpp"
-#include "daemon/directory.hpp"
-#include "daemon/engine.hpp"
-#include "daemon/log.hpp"
-#include "daemon/options.hpp"
-#include "daemon/privileges.hpp"
-#include "daemon/transport.hpp"
+#include "daemon/kit/log.hpp"
+#include "daemon/serve/broker.hpp"
+#include "daemon/start/directory.hpp"
+#include "daemon/start/options.hpp"
+#include "daemon/start/privileges.hpp"
+#include "daemon/transport/engine.hpp"
+#include "daemon/transport/transport.hpp"
 
 namespace shmb::daemon {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `shmbroker run -- CMD`: a group for a command and everything it starts, which ends with them (spawn/supervisor.hpp).
-// The exit status is the command's, 128 + n for signal n, or 125 to 127 for failures of `run` itself, including usage
-// errors.
+// `shmbroker run -- CMD`: a group for a command and everything it starts, which ends with them
+// (spawn/ranks/supervisor.hpp). The exit status is the command's, 128 + n for signal n, or 125 to 127 for failures of
+// `run` itself, including usage errors.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -11,8 +11,8 @@
 
 #include "base/text.hpp"
 #include "proto/names.hpp"
-#include "spawn/supervised_group.hpp"
-#include "spawn/supervisor.hpp"
+#include "spawn/ranks/supervised_group.hpp"
+#include "spawn/ranks/supervisor.hpp"
 #include "tools/tool.hpp"
 
 namespace shmb::tools {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/text.hpp"
-#include "spawn/tree.hpp"
+#include "spawn/ranks/tree.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/report_json.hpp"
 #include "tools/session.hpp"

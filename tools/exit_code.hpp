@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How every verb ends. `run` is the exception: it passes the command's status on (spawn/supervisor.hpp).
+// How every verb ends. `run` is the exception: it passes the command's status on (spawn/ranks/supervisor.hpp).
 #pragma once
 
 #include "base/status.hpp"

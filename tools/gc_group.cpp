@@ -3,7 +3,7 @@
 #include "tools/gc_group.hpp"
 
 #include "base/text.hpp"
-#include "client/shmbroker.h"
+#include "client/face/shmbroker.h"
 #include "proto/names.hpp"
 #include "proto/refusal.hpp"
 #include "tools/exit_code.hpp"

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/text.hpp"
-#include "client/shmbroker.h"
-#include "spawn/supervisor.hpp"
+#include "client/face/shmbroker.h"
+#include "spawn/ranks/supervisor.hpp"
 #include "tools/completion.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/printable.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/text.hpp"
-#include "client/region.hpp"
+#include "client/region/region.hpp"
 #include "proto/names.hpp"
 #include "proto/refusal.hpp"
 #include "tools/exit_code.hpp"

@@ -4,8 +4,8 @@
 
 #include <cstdlib>
 
-#include "client/connect.hpp"
-#include "spawn/supervised_group.hpp"
+#include "client/session/connect.hpp"
+#include "spawn/ranks/supervised_group.hpp"
 
 namespace shmb::tools {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "client/session.hpp"
-#include "client/shmbroker.h"
+#include "client/face/shmbroker.h"
+#include "client/session/session.hpp"
 #include "tools/tool.hpp"
 
 namespace shmb::tools {

@@ -14,7 +14,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
-#include "client/words.hpp"
+#include "client/session/words.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/printable.hpp"
 

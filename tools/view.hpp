@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names that people use for the objects in the broker's tables (client/views.hpp reads them). A state number of a
-// newer broker is "unknown", never an index beyond a table.
+// The names that people use for the objects in the broker's tables (client/session/views.hpp reads them). A state
+// number of a newer broker is "unknown", never an index beyond a table.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "client/views.hpp"
+#include "client/session/views.hpp"
 
 namespace shmb::tools {
 

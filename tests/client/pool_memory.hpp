@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "base/sys_futex.hpp"
-#include "client/lane.hpp"
-#include "client/participant.hpp"
+#include "client/lane/lane.hpp"
+#include "client/lane/participant.hpp"
 #include "proto/pool_layout.hpp"
 #include "tests/harness/emulator.hpp"
 

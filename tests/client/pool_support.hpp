@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "client/queue_set.hpp"
+#include "client/queue/queue_set.hpp"
 #include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
 

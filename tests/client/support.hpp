@@ -8,8 +8,8 @@
 #include <optional>
 #include <string>
 
-#include "client/connect.hpp"
-#include "client/region.hpp"
+#include "client/region/region.hpp"
+#include "client/session/connect.hpp"
 #include "tests/harness/broker_fixture.hpp"
 
 namespace client_tests {

@@ -15,8 +15,8 @@
 #include <span>
 #include <vector>
 
-#include "client/shmbroker.hpp"
-#include "client/shmbroker_pool.hpp"
+#include "client/face/shmbroker.hpp"
+#include "client/face/shmbroker_pool.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 

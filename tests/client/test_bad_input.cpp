@@ -3,8 +3,8 @@
 // changed by it. Writes of a hostile peer are in test_message.cpp and in tests/storm.
 #include <utility>
 
-#include "client/shmbroker.hpp"
-#include "client/shmbroker_pool.hpp"
+#include "client/face/shmbroker.hpp"
+#include "client/face/shmbroker_pool.hpp"
 #include "tests/client/pool_support.hpp"
 
 using namespace client_tests;

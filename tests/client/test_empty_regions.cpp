@@ -6,8 +6,8 @@
 #include <array>
 #include <cstring>
 
-#include "client/shmbroker_pool.hpp"
-#include "client/views.hpp"
+#include "client/face/shmbroker_pool.hpp"
+#include "client/session/views.hpp"
 #include "tests/client/pool_support.hpp"
 #include "tests/harness/child.hpp"
 

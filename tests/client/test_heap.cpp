@@ -21,7 +21,7 @@ void step();
 #include <random>
 #include <thread>
 
-#include "client/heap.hpp"
+#include "client/face/heap.hpp"
 #include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
 

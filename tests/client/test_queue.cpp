@@ -49,7 +49,7 @@ TEST_CASE("a queue with other settings is not opened, and the sentence names the
   CHECK(status_of(refused) == Status::exists);
   CHECK(refused.error().sentence.find("8 cells, not 16") != std::string::npos);
   refused = Queue::open(pool, queue_spec("q", Kind::spsc, true, false, 8));
-  CHECK(refused.error().sentence.find("kind is claim") != std::string::npos);
+  CHECK(refused.error().sentence.find("kind is mpmc") != std::string::npos);
   auto flagged = queue_spec("q", Kind::mpmc, true, false, 8);
   flagged.flags = pool::kQueueExpiring;
   CHECK(Queue::open(pool, flagged).error().sentence.find("EXPIRING") != std::string::npos);

@@ -6,8 +6,8 @@
 #include <atomic>
 #include <thread>
 
-#include "client/shmbroker_pool.hpp"
-#include "client/views.hpp"
+#include "client/face/shmbroker_pool.hpp"
+#include "client/session/views.hpp"
 #include "tests/client/pool_support.hpp"
 
 using namespace shmb;
@@ -278,7 +278,7 @@ TEST_CASE("an open that names a kind and no cells takes those of the queue, and 
   CHECK(facts_of(*fresh).inline_bytes == 56);
   const auto other_kind = Queue::open(two.other, queue_spec("fresh", Kind::mpmc, false, true, 0));
   CHECK(status_of(other_kind) == Status::exists);
-  CHECK(other_kind.error().sentence.find("its kind is line, not claim") != std::string::npos);
+  CHECK(other_kind.error().sentence.find("its kind is spsc, not mpmc") != std::string::npos);
 }
 
 TEST_CASE("for_each ends when the last writer has left or died, and not before all was taken") {

@@ -7,7 +7,7 @@
 #include <array>
 #include <vector>
 
-#include "client/shmbroker_pool.hpp"
+#include "client/face/shmbroker_pool.hpp"
 #include "tests/client/pool_support.hpp"
 #include "tests/harness/stopped.hpp"
 

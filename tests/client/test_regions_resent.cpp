@@ -6,7 +6,7 @@
 #include <set>
 #include <thread>
 
-#include "client/views.hpp"
+#include "client/session/views.hpp"
 #include "tests/client/pool_support.hpp"
 #include "tests/harness/injected.hpp"
 

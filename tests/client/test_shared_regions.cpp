@@ -7,7 +7,7 @@
 #include <cstring>
 #include <thread>
 
-#include "client/views.hpp"
+#include "client/session/views.hpp"
 #include "tests/client/pool_support.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/injected.hpp"

@@ -6,8 +6,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "client/shmbroker_pool.hpp"
-#include "spawn/spawn.hpp"
+#include "client/face/shmbroker_pool.hpp"
+#include "spawn/face/spawn.hpp"
 #include "tests/conformance/tensor.hpp"
 
 namespace conformance {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program that the scenarios' processes are executed from.
-#include "spawn/spawn.hpp"
+#include "spawn/face/spawn.hpp"
 
 int main(int argc, char** argv) {
   if (auto rc = shmbroker::spawn_child(argc, argv)) return *rc;

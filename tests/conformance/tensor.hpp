@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "client/shmbroker_pool.hpp"
+#include "client/face/shmbroker_pool.hpp"
 
 namespace conformance {
 

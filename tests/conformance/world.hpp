@@ -11,9 +11,9 @@
 #include <string>
 #include <thread>
 
-#include "client/connect.hpp"
-#include "client/views.hpp"
-#include "spawn/spawn.hpp"
+#include "client/session/connect.hpp"
+#include "client/session/views.hpp"
+#include "spawn/face/spawn.hpp"
 #include "tests/conformance/tensor.hpp"
 #include "tests/harness/broker_fixture.hpp"
 

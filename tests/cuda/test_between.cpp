@@ -2,7 +2,7 @@
 // Events in the middle of another call, and refusals of the driver when something is given back.
 #include <fcntl.h>
 
-#include "client/gpu_calls.hpp"
+#include "client/calls/gpu_calls.hpp"
 #include "tests/cuda/stage.hpp"
 
 namespace cuda_tests {

@@ -7,7 +7,7 @@
 
 #include <set>
 
-#include "client/gpu_calls.hpp"
+#include "client/calls/gpu_calls.hpp"
 #include "tests/client/support.hpp"
 #include "tests/cuda/meeting.hpp"
 

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "client/gpu_calls.hpp"
+#include "client/calls/gpu_calls.hpp"
 #include "tests/cuda/stage.hpp"
 
 namespace cuda_tests {

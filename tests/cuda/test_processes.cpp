@@ -6,8 +6,8 @@
 
 #include <csignal>
 
-#include "client/gpu_calls.hpp"
-#include "client/views.hpp"
+#include "client/calls/gpu_calls.hpp"
+#include "client/session/views.hpp"
 #include "tests/cuda/meeting.hpp"
 #include "tests/harness/ptrace_killer.hpp"
 #include "tests/harness/skip.hpp"

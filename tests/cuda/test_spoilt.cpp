@@ -6,8 +6,8 @@
 
 #include <fstream>
 
-#include "client/gpu_calls.hpp"
-#include "client/views.hpp"
+#include "client/calls/gpu_calls.hpp"
+#include "client/session/views.hpp"
 #include "tests/cuda/stage.hpp"
 
 namespace cuda_tests {

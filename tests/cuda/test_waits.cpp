@@ -3,7 +3,7 @@
 // stream is held by a function of the host, so nothing here depends on how long the device takes.
 #include <atomic>
 
-#include "client/views.hpp"
+#include "client/session/views.hpp"
 #include "tests/cuda/stage.hpp"
 #include "tests/harness/broker_fixture.hpp"
 

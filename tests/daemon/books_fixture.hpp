@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/fd.hpp"
-#include "daemon/broker.hpp"
+#include "daemon/serve/broker.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::daemon::test {

@@ -91,7 +91,7 @@ Packet& queue_close(Client& client, std::uint64_t pool, const shmbw_queue_open_r
   return client.call(SHMBW_OP_QUEUE_CLOSE, shmbw_queue_close{pool, queue.queue, queue.serial, flags, 0});
 }
 
-void lane_through(Client& client, std::uint64_t pool, std::uint32_t lane, std::uint32_t serial, std::uint32_t end) {
+void lane_finished(Client& client, std::uint64_t pool, std::uint32_t lane, std::uint32_t serial, std::uint32_t end) {
   client.batch<shmbw_lane_finished>(SHMBW_OP_LANE_FINISHED, {{pool, lane, serial, end, 0}}, {}, SHMBW_HEADER_NO_REPLY);
 }
 

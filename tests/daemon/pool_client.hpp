@@ -44,7 +44,7 @@ struct QueueRequest {
 Packet& queue_open(Client& client, std::uint64_t pool, std::string_view name, const QueueRequest& wish = {});
 shmbw_queue_open_reply opened(Packet& reply);
 Packet& queue_close(Client& client, std::uint64_t pool, const shmbw_queue_open_reply& queue, std::uint32_t flags);
-void lane_through(Client& client, std::uint64_t pool, std::uint32_t lane, std::uint32_t serial, std::uint32_t end);
+void lane_finished(Client& client, std::uint64_t pool, std::uint32_t lane, std::uint32_t serial, std::uint32_t end);
 Status queue_hold(Client& client, std::uint64_t pool, std::uint32_t lane, std::uint32_t serial, shmbw_region_ref region,
                   std::uint32_t flags = 0);
 

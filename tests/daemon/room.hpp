@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "daemon/directory.hpp"
-#include "daemon/log.hpp"
-#include "daemon/transport.hpp"
+#include "daemon/kit/log.hpp"
+#include "daemon/start/directory.hpp"
+#include "daemon/transport/transport.hpp"
 #include "tests/harness/raw_client.hpp"
 #include "tests/harness/temp_dir.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU regions in the books: who keeps a GPU initialised, what may be published, who may open it, what the ends of
 // processes make of it. The exports are memfds of the kind that the fake driver makes; the broker asks no driver.
-#include "daemon/gpu_device.hpp"
+#include "daemon/gpu/device.hpp"
 #include "tests/daemon/gpu_client.hpp"
 
 namespace shmb::daemon::test {

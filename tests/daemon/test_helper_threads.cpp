@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "daemon/helper_threads.hpp"
+#include "daemon/kit/helper_threads.hpp"
 
 using namespace shmb::daemon;
 

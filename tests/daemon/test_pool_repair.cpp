@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/pool_repair.hpp"
+#include "daemon/pools/pool_repair.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon;

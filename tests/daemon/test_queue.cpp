@@ -2,7 +2,7 @@
 // Queues and lanes in the books: who may open what, when lanes come and go, what unread messages keep, and what LIST
 // tells of it all.
 #include "base/sys_process.hpp"
-#include "daemon/queue.hpp"
+#include "daemon/pools/queue.hpp"
 #include "tests/daemon/pool_client.hpp"
 
 using namespace shmb;
@@ -124,7 +124,7 @@ TEST_CASE("a dead writer's message keeps its slot and its index until the reader
   // The reader keeps the slot, then says that it is through.
   scene.view().slot(5).holders.fetch_or(0b100);
   lane.head() = 1;
-  lane_through(scene.reader, scene.id, 0, scene.serial(0), kReceiver);
+  lane_finished(scene.reader, scene.id, 0, scene.serial(0), kReceiver);
   scene.world.advance(0);
   CHECK(lane_state(scene.view(), 0) == LaneState::free);
   CHECK(scene.view().slot(5).holders.load() == 0b100);
@@ -140,16 +140,16 @@ TEST_CASE(
   const std::uint32_t serial = scene.serial(0);
   for (std::uint32_t lane : {0u, 1u, 4000u, UINT32_MAX})
     for (std::uint32_t end : {0u, kSender, kReceiver, 77u}) {
-      lane_through(scene.keeper, scene.id, lane, serial, end);      // no end of it
-      lane_through(scene.reader, scene.id, lane, serial + 1, end);  // another one
+      lane_finished(scene.keeper, scene.id, lane, serial, end);      // no end of it
+      lane_finished(scene.reader, scene.id, lane, serial + 1, end);  // another one
     }
-  lane_through(scene.reader, scene.id, 0, serial, kReceiver);  // the writer lives
-  lane_through(scene.reader, scene.id, 0, serial, kSender);
-  lane_through(scene.writer, 999, 0, serial, kSender);
+  lane_finished(scene.reader, scene.id, 0, serial, kReceiver);  // the writer lives
+  lane_finished(scene.reader, scene.id, 0, serial, kSender);
+  lane_finished(scene.writer, 999, 0, serial, kSender);
   CHECK(lane_state(scene.view(), 0) == LaneState::open);
-  lane_through(scene.writer, scene.id, 0, serial, kSender);
+  lane_finished(scene.writer, scene.id, 0, serial, kSender);
   CHECK(lane_state(scene.view(), 0) == LaneState::writer_gone);
-  lane_through(scene.reader, scene.id, 0, serial, kReceiver);
+  lane_finished(scene.reader, scene.id, 0, serial, kReceiver);
   CHECK(lane_state(scene.view(), 0) == LaneState::free);
 }
 
@@ -166,7 +166,7 @@ TEST_CASE("a reader's death leaves its lane to the sender, and the next reader g
   CHECK(scene.serial(1) > scene.serial(0));
   scene.world.advance(kSecond);
   CHECK(lane_state(scene.view(), 0) == LaneState::reader_gone);  // its sender may still write into it
-  lane_through(scene.writer, scene.id, 0, scene.serial(0), kSender);
+  lane_finished(scene.writer, scene.id, 0, scene.serial(0), kSender);
   CHECK(lane_state(scene.view(), 0) == LaneState::free);
   scene.reader.die();
 }
@@ -215,7 +215,7 @@ TEST_CASE("a claim lane of a dead producer waits for consumers, also later ones,
   CHECK(lane_state(scene.view(), queue.lane) == LaneState::writer_gone);  // the consumer may be looking at it
   CHECK(scene.view().slot(4).holders.load() == 1);
   CHECK(scene.state(1) == kFree);
-  lane_through(scene.keeper, scene.id, queue.lane, queue.lane_serial, kReceiver);
+  lane_finished(scene.keeper, scene.id, queue.lane, queue.lane_serial, kReceiver);
   CHECK(lane_state(scene.view(), queue.lane) == LaneState::free);
 }
 
@@ -227,8 +227,8 @@ TEST_CASE("the word of a dead consumer does not count for the next one on its in
   opened(queue_open(scene.reader, scene.id, "jobs", {kClaim, kReader}));
   scene.writer.die();
   scene.world.advance(kMinute);
-  lane_through(scene.keeper, scene.id, queue.lane, queue.lane_serial, kReceiver);  // no reader at all
-  lane_through(scene.reader, scene.id, queue.lane, queue.lane_serial, kReceiver);
+  lane_finished(scene.keeper, scene.id, queue.lane, queue.lane_serial, kReceiver);  // no reader at all
+  lane_finished(scene.reader, scene.id, queue.lane, queue.lane_serial, kReceiver);
   scene.reader.die();
   scene.world.advance(0);
   REQUIRE(scene.state(2) == kFree);
@@ -238,10 +238,10 @@ TEST_CASE("the word of a dead consumer does not count for the next one on its in
   REQUIRE(pool_join(last, scene.id).status() == Status::ok);
   opened(queue_open(next, scene.id, "jobs", {kClaim, kReader}));
   opened(queue_open(last, scene.id, "jobs", {kClaim, kReader}));
-  lane_through(other, scene.id, queue.lane, queue.lane_serial, kReceiver);
-  lane_through(next, scene.id, queue.lane, queue.lane_serial, kReceiver);
+  lane_finished(other, scene.id, queue.lane, queue.lane_serial, kReceiver);
+  lane_finished(next, scene.id, queue.lane, queue.lane_serial, kReceiver);
   CHECK(lane_state(scene.view(), queue.lane) == LaneState::writer_gone);  // the last one may be looking at it
-  lane_through(last, scene.id, queue.lane, queue.lane_serial, kReceiver);
+  lane_finished(last, scene.id, queue.lane, queue.lane_serial, kReceiver);
   CHECK(lane_state(scene.view(), queue.lane) == LaneState::free);
 }
 
@@ -301,7 +301,7 @@ TEST_CASE("a broadcast reader is attached to the next writer's ring at its first
     CHECK(pool_leave(scene.writer, scene.id).status() == Status::ok);
     scene.world.advance(kSecond);
     CHECK(lane_state(scene.view(), ring.lane) == LaneState::writer_gone);
-    lane_through(scene.reader, scene.id, ring.lane, ring.lane_serial, kReceiver);
+    lane_finished(scene.reader, scene.id, ring.lane, ring.lane_serial, kReceiver);
     CHECK(lane_state(scene.view(), ring.lane) == LaneState::free);
   }
   SUBCASE("closed") {
@@ -355,7 +355,7 @@ TEST_CASE("a queue stays when its ends are closed, is closed for all by one, and
   queue_close(scene.reader, scene.id, queue, SHMBW_QUEUE_CLOSE_READER);
   queue_close(scene.writer, scene.id, queue, SHMBW_QUEUE_CLOSE_WRITER);
   CHECK(scene.keeper.rows<shmbw_queue_record>(SHMBW_TABLE_QUEUES).size() == 2);
-  lane_through(scene.writer, scene.id, queue.lane, queue.lane_serial, kSender);
+  lane_finished(scene.writer, scene.id, queue.lane, queue.lane_serial, kSender);
   CHECK(scene.keeper.rows<shmbw_queue_record>(SHMBW_TABLE_QUEUES).size() == 1);
   auto reused = opened(queue_open(scene.writer, scene.id, "r", {kClaim, kWriter}));
   CHECK(reused.queue == queue.queue);
@@ -390,7 +390,7 @@ TEST_CASE("a lane holds the regions of its messages, also after its sender, unti
   CHECK(scene.reader.attach_id(region.ref()).status == Status::ok);
   scene.reader.release(region.ref());
   lane_words(scene.view(), 0).head() = 1;
-  lane_through(scene.reader, scene.id, 0, serial, kReceiver);
+  lane_finished(scene.reader, scene.id, 0, serial, kReceiver);
   CHECK(scene.world.status().regions == 0);
 }
 
@@ -496,7 +496,7 @@ TEST_CASE("lane memory is found first fit, by the lane table alone") {
   CHECK_FALSE(daemon::find_lane_memory(scene.view(), lane));
   const std::uint64_t gap = scene.view().lane(queues[2].lane).offset;
   queue_close(scene.writer, scene.id, queues[2], SHMBW_QUEUE_CLOSE_WRITER | SHMBW_QUEUE_CLOSE_REMOVE);
-  lane_through(scene.writer, scene.id, queues[2].lane, queues[2].lane_serial, kSender);
+  lane_finished(scene.writer, scene.id, queues[2].lane, queues[2].lane_serial, kSender);
   CHECK(daemon::find_lane_memory(scene.view(), lane) == gap);
   CHECK_FALSE(daemon::find_lane_memory(scene.view(), lane + 128));
 }

@@ -61,14 +61,14 @@ def compiles(root, text, programs):
     with tempfile.TemporaryDirectory(prefix="shmb-example-") as folder:
         # The installed layout: shmbroker/shmbroker.h.
         (Path(folder) / "shmbroker").mkdir()
-        for header in ("client/shmbroker.h", "client/shmbroker_pool.h", "client/shmbroker.hpp", "client/shmbroker_result.hpp", "client/heap.hpp", "client/heap_lock.hpp",
-                       "spawn/packed.hpp", "spawn/spawn_msgpack.hpp",
-                       "spawn/shmbroker_spawn.h", "spawn/spawn.hpp", "spawn/spawn_values.hpp", "spawn/throw_point.hpp", "spawn/thrown.hpp", "spawn/torch_words.hpp",
-                       "spawn/shmbroker_cause.h", "spawn/shmbroker_remote.h",
-                       "spawn/remote.hpp", "spawn/remote_values.hpp", "cuda/shmbroker_cuda.h", "cuda/cuda.hpp",
+        for header in ("client/face/shmbroker.h", "client/face/shmbroker_pool.h", "client/face/shmbroker.hpp", "client/face/shmbroker_result.hpp", "client/face/heap.hpp", "client/face/heap_lock.hpp",
+                       "spawn/face/packed.hpp", "spawn/face/spawn_msgpack.hpp",
+                       "spawn/face/shmbroker_spawn.h", "spawn/face/spawn.hpp", "spawn/face/spawn_values.hpp", "spawn/face/throw_point.hpp", "spawn/face/thrown.hpp", "spawn/face/torch_words.hpp",
+                       "spawn/face/shmbroker_cause.h", "spawn/face/shmbroker_remote.h",
+                       "spawn/face/remote.hpp", "spawn/face/remote_values.hpp", "cuda/shmbroker_cuda.h", "cuda/cuda.hpp",
                        "proto/shmb_enums.h", "proto/shmb_status.h", "proto/shmb_wire.h"):
             (Path(folder) / "shmbroker" / Path(header).name).symlink_to(root / header)
-        (Path(folder) / "shmbroker" / "pool.hpp").symlink_to(root / "client/shmbroker_pool.hpp")
+        (Path(folder) / "shmbroker" / "pool.hpp").symlink_to(root / "client/face/shmbroker_pool.hpp")
         for language, flags, source in sources:
             compiler = os.environ.get("CXX" if language == "c++" else "CC", language == "c++" and "c++" or "cc")
             done = subprocess.run([*compiler.split(), *flags, "-Wall", "-Wno-unused", "-Werror", "-fsyntax-only", "-I",

@@ -11,8 +11,10 @@ FOLDERS = ("base", "proto", "daemon", "client", "spawn", "cuda", "tools")
 def main():
     root, problems = Path(sys.argv[1]), []
     text = (root / "docs/architecture.md").read_text()
-    for folder in FOLDERS:
-        section = re.search(rf"^### {folder}/:.*?(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    rooms = [f"{folder}/{room.name}" for folder in ("daemon", "client", "spawn")
+             for room in sorted((root / folder).iterdir()) if room.is_dir()]
+    for folder in (*FOLDERS, *rooms):
+        section = re.search(rf"^###+ {folder}/:.*?(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
         if section is None:
             problems.append(f"docs/architecture.md has no section {folder}/")
             continue

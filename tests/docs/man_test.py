@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The man pages say what the programs say: every option of --help is in the page and the other way round, verb by verb,
-and so is every key of daemon/config.cpp. Where scdoc is, the pages are also formatted.
+and so is every key of daemon/start/config.cpp. Where scdoc is, the pages are also formatted.
 Usage: man_test.py ROOT BROKER TOOL"""
 import re
 import shutil
@@ -78,14 +78,14 @@ def main():
     differ("shmbroker(1), keys with exact bytes", set(re.findall(r'"([a-z]+_hex)"', schemas)),
            {name + "_hex" for name in re.findall(r"\*([a-z]+)\\_hex\*", manual["OBJECTS OF THE HOST"])})
 
-    code = (root / "daemon/config.cpp").read_text()
+    code = (root / "daemon/start/config.cpp").read_text()
     conf = sections(pages["shmbroker.conf.5"])
     top, limits = code.split("top_keys()", 1)[1].split("limit_keys()", 1)
     limits, overrides = limits.split("kOverrideKeys", 1)
     key = r'(?:\{|_key\()"([a-z_]+)"'
     keys = set(re.findall(key, top)), set(re.findall(key, limits.split("};", 1)[0]))
     if not all(keys):
-        problems.append("daemon/config.cpp: the tables of keys were not found")
+        problems.append("daemon/start/config.cpp: the tables of keys were not found")
     differ("shmbroker.conf(5), KEYS", keys[0], defined(conf["KEYS"].replace(" | ", " "), r"\*([a-z_]+)\*"))
     listed, for_scopes = conf["LIMITS"].split("Tables *[limits.uid.NUMBER]*", 1)
     differ("shmbroker.conf(5), LIMITS", keys[1], defined(listed, r"\*([a-z_]+)\*"))

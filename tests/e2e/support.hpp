@@ -15,7 +15,7 @@
 #include <string>
 #include <type_traits>
 
-#include "client/shmbroker.hpp"
+#include "client/face/shmbroker.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/injected.hpp"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The leak guard must fail a program whose cases leak, name every one of them, and blame no clean case."""
+"""The leak guard fails a program whose cases leak, names each of them, and blames no clean case. A run without a case
+fails too."""
 import os
 import subprocess
 import sys
@@ -51,4 +52,8 @@ if "0 failed" not in output:
 status, output = run("--test-case=clean case,killed child*")
 if status != 0:
     fail(f"clean cases ended with status {status}", output)
+
+status, output = run("--source-file=*renamed.cpp")
+if status != 1 or "no case ran" not in output:
+    fail(f"filters that match no case ended with status {status}", output)
 print(f"guard named all {len(EXPECTED)} leaks and blamed nobody else")

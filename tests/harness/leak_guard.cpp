@@ -19,6 +19,7 @@ namespace {
 
 std::string running_case;
 int leaks = 0;
+bool any_case = false;
 std::map<int, std::function<std::string()>> checks;
 int next_check = 1;
 
@@ -44,6 +45,7 @@ struct LeakGuard : doctest::IReporter {
   void test_run_end(const doctest::TestRunStats&) override {}
   void test_case_start(const doctest::TestCaseData& test) override {
     running_case = test.m_name;
+    any_case = true;
     before_ = take_snapshot();
   }
   void test_case_reenter(const doctest::TestCaseData&) override {}
@@ -86,6 +88,8 @@ void report_leak(const std::string& what) {
 const std::string& current_case() { return running_case; }
 
 int leaks_found() { return leaks; }
+
+bool any_case_ran() { return any_case; }
 
 void skip(const std::string& reason) { say("SKIPPED", reason); }
 

@@ -18,6 +18,7 @@ void report_leak(const std::string& what);
 
 const std::string& current_case();
 int leaks_found();
+bool any_case_ran();  // false: the filters of the command line match no case, a file was renamed perhaps
 
 // Some ends are seen late: a thread that was joined leaves /proc a moment after, a ring is torn down by a kernel
 // worker. Waiting costs only those who are about to fail.

@@ -25,6 +25,10 @@ int main(int argc, char** argv) {
   doctest::Context context(argc, argv);
   const int failed = context.run();
   if (context.shouldExit()) return failed;
+  if (!harness::any_case_ran()) {
+    std::printf("no case ran: the filters match none\n");
+    return 1;
+  }
   if (harness::leaks_found() > 0) {
     std::printf("%d leaks: the cases named above left something behind\n", harness::leaks_found());
     return 1;

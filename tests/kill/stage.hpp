@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "client/views.hpp"
+#include "client/session/views.hpp"
 #include "tests/kill/actor.hpp"
 
 namespace kill_tests {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/views.hpp"
+#include "client/session/views.hpp"
 #include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/raw_client.hpp"

@@ -2,8 +2,8 @@
 // Law 2: death is a readable pidfd. The end of the file ends a session; a readable pidfd with the socket still open
 // makes an heir, whose leases stay until the end of the file; never a heartbeat, a time-out or a process number.
 //
-// To see it fail: in daemon/session.cpp, session_process_died, take the condition off
-//   if (session.lazy) end_session(world, session);
+// To see it fail: in daemon/ledger/session.cpp, session_process_died, take the condition off
+//   if (session.lazy) end_session(ledger, session);
 // and a forked child loses what it still uses the moment its parent dies.
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -16,7 +16,7 @@
 #include <array>
 #include <csignal>
 
-#include "client/remote_calls.hpp"
+#include "client/calls/remote_calls.hpp"
 #include "tests/laws/law.hpp"
 
 using namespace laws;

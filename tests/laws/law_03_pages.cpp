@@ -2,7 +2,7 @@
 // Law 3: the broker never touches data pages: no write, no fault, no fallocate. Populating runs in the client that
 // asked, and its cgroup pays.
 //
-// To see it fail: in daemon/region.cpp, make_memory, after
+// To see it fail: in daemon/ledger/region.cpp, make_memory, after
 //   if (auto sized = sys::truncate(fd->get(), birth.bytes); !sized)
 // add (void)sys::allocate(fd->get(), 0, birth.bytes); and an untouched region has memory that the broker pays for.
 #include <fcntl.h>
@@ -122,6 +122,6 @@ TEST_CASE("law 3: the daemon's code calls nothing that could touch or map region
   }
   // The exception: what the broker lays out itself, the directory and the control area of pools, and the words of
   // timelines.
-  CHECK(output_of("cd '" SHMB_TEST_SOURCE "/daemon' && grep -l 'Mapping::map' *.cpp *.hpp") ==
-        "gpu_timeline.cpp\npool.cpp\n");
+  CHECK(output_of("cd '" SHMB_TEST_SOURCE "/daemon' && grep -rl 'Mapping::map' . | sort") ==
+        "./gpu/timeline.cpp\n./pools/pool.cpp\n");
 }

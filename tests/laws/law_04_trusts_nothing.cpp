@@ -2,7 +2,7 @@
 // Law 4: the broker takes no lock in, and trusts no word of, memory that a client can write, asserts nothing about
 // bytes a peer sent, and never reads or writes an open file description that a client also holds.
 //
-// To see it fail: in daemon/serve_views.cpp, list_regions, lock the region's file before
+// To see it fail: in daemon/serve/views.cpp, list_regions, lock the region's file before
 //   sys::file_facts(region.fd.get())
 // by ::flock(region.fd.get(), LOCK_EX): a client that holds such a lock stops the broker.
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 // raise); population returns an errno where a store would be a signal; the headroom of the client's cgroup is compared
 // first.
 //
-// To see it fail: in client/create.cpp, create_batch, take away
+// To see it fail: in client/region/create.cpp, create_batch, take away
 //   if (!result) (void)post_release(*session, granted->region, ...);
 // and a create that fails while it populates leaves its region behind.
 #include <sched.h>
@@ -13,7 +13,7 @@
 #include <cerrno>
 #include <fstream>
 
-#include "client/headroom.hpp"
+#include "client/region/headroom.hpp"
 #include "tests/harness/injected.hpp"
 #include "tests/laws/cgroup.hpp"
 #include "tests/laws/law.hpp"

@@ -2,9 +2,9 @@
 // Law 6: read-only is read-only. System mode: mode bits bound every uid; private mode: the first read-only grant closes
 // writing for ever; publish closes it in both. Every way to write that we know is tried, as unprivileged users.
 //
-// To see it fail: in daemon/grant.cpp, closes_writing, answer false instead of
-//   return (rights & SHMBW_RIGHT_MAP_WRITE) == 0 && !world.mode_bits_bind(session)
-// (private mode), or in daemon/region.cpp, make_memory, sys::set_mode(fd->get(), 0600) (system mode).
+// To see it fail: in daemon/ledger/grant.cpp, closes_writing, answer false instead of
+//   return (rights & SHMBW_RIGHT_MAP_WRITE) == 0 && !ledger.mode_bits_bind(session)
+// (private mode), or in daemon/ledger/region.cpp, make_memory, sys::set_mode(fd->get(), 0600) (system mode).
 //
 // SHMB_READ_ONLY_TABLE=docs/read-only-table.md test_laws -tc='law 6: no way*'   writes what was measured.
 #include <fcntl.h>

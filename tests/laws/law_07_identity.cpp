@@ -2,8 +2,8 @@
 // Law 7: identity is id + generation + epoch, never a descriptor number, name or process number; the memfd's name says
 // which, so that /proc/PID/maps can be read by people and by a broker after a crash.
 //
-// To see it fail: in daemon/create.cpp, fresh, make
-//   std::uint64_t id = ++world.last_region;
+// To see it fail: in daemon/ledger/create.cpp, fresh, make
+//   std::uint64_t id = ++ledger.last_region;
 // the smallest free one: world.regions.size() + 1.
 #include <fcntl.h>
 #include <sys/stat.h>

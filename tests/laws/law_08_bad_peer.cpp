@@ -2,7 +2,7 @@
 // Law 8: one bad peer hurts nobody. The wire's own tests (tests/wire) take each bad peer apart; here all of them come
 // at once, beside a well-behaved user that must get every answer right.
 //
-// To see it fail: in daemon/connection.cpp, may_serve, take away
+// To see it fail: in daemon/transport/connection.cpp, may_serve, take away
 //   if (!outbox_->open()) return is_never_answered(request);
 // so that requests are read while a reply is unread, and one session takes ever more descriptors into flight.
 #include <sys/resource.h>

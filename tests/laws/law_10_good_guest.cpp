@@ -2,7 +2,7 @@
 // Law 10: the library is a good guest: no threads, no signal handlers, no output, no exit handlers; descriptors
 // close-on-exec and few; a forked child has a session of its own; no system call on the data path.
 //
-// To see it fail: in client/create.cpp, finish_create, keep the descriptor by (void)fd.release() before
+// To see it fail: in client/region/create.cpp, finish_create, keep the descriptor by (void)fd.release() before
 //   return std::make_shared<Region>(session, facts, std::move(*mapping), Fd());
 #include <dirent.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 #include <map>
 #include <thread>
 
-#include "client/queue.hpp"
+#include "client/queue/queue.hpp"
 #include "tests/harness/injected.hpp"
 #include "tests/harness/ptrace_killer.hpp"
 #include "tests/harness/temp_dir.hpp"

@@ -2,7 +2,7 @@
 // Law 11: every blocking call takes a deadline. A broker that is stopped costs each caller its deadline and no more;
 // what it answers later is given back. The death of the awaited side always ends a wait.
 //
-// To see it fail: in client/channel.cpp, take_reply, take away
+// To see it fail: in client/session/channel.cpp, take_reply, take away
 //   if (!told) give_back(view, pending, fds);
 // and what a late reply grants stays in the books.
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include <functional>
 #include <thread>
 
-#include "client/shmbroker.h"
+#include "client/face/shmbroker.h"
 #include "tests/harness/stopped.hpp"
 #include "tests/laws/law.hpp"
 

@@ -3,7 +3,7 @@
 //
 // To see it fail: in daemon/main.cpp, serve, take away
 //   facts.losses.insert(facts.losses.end(), kernel().losses.begin(), kernel().losses.end());
-// or in client/populate.cpp, populate_fresh, say SHMBW_PAGE_KIND_HUGE whatever collapse() returned.
+// or in client/region/populate.cpp, populate_fresh, say SHMBW_PAGE_KIND_HUGE whatever collapse() returned.
 #include <cerrno>
 #include <map>
 

@@ -12,7 +12,7 @@ laws = sorted((root / "tests/laws").glob("law_*.cpp"))
 for law in laws:
     head = law.read_text().split("#include")[0]
     told = head.partition("To see it fail:")[2]
-    files = re.findall(r"\b((?:base|proto|daemon|client)/\w+\.cpp)", told)
+    files = re.findall(r"\b((?:base|proto|daemon|client)/[\w/]+\.cpp)", told)
     lines = [line.lstrip("/ ").strip() for line in told.splitlines() if line.startswith("//   ")]
     if not files or not lines:
         wrong.append(f"{law.name}: names no file and line to break")

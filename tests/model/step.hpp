@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names of the atomic steps that the models take. Client steps carry the names of client/steps.hpp, and
+// The names of the atomic steps that the models take. Client steps carry the names of client/lane/steps.hpp, and
 // steps_test.py compares the two lists; a step that no explored instance takes is a failure of the run (main.cpp).
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace shmb::model {
 
-// A participant's changes of shared words. One entry of client/steps.hpp each.
+// A participant's changes of shared words. One entry of client/lane/steps.hpp each.
 // clang-format off
 #define SHMB_MODEL_CLIENT_STEPS(X) \
   X(A0) X(A1) X(A2) X(A2l) X(A3) X(P1) X(P2) X(S0) X(S1) X(S2) X(S3) X(S4) X(S5) X(S6) X(S7) X(S8) X(R1) X(R2) \

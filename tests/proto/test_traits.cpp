@@ -63,7 +63,7 @@ TEST_CASE("a number that no message has, has traits that allow nothing") {
 }
 
 TEST_CASE("the kinds of requests are those of PROTOCOL.md") {
-  CHECK_EQ(names_where([](const Traits& traits) { return traits.no_reply == NoReply::always; }), "READY LANE_THROUGH");
+  CHECK_EQ(names_where([](const Traits& traits) { return traits.no_reply == NoReply::always; }), "READY LANE_FINISHED");
   CHECK_EQ(names_where([](const Traits& traits) { return traits.no_reply == NoReply::allowed; }),
            "RELEASE QUEUE_HOLD REF_RELEASE REF_SETTLE GPU_REPORT");
   CHECK_EQ(names_where([](const Traits& traits) { return traits.no_reply == NoReply::if_flags; }), "POOL_DOORBELL");

@@ -15,9 +15,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "client/shmbroker_pool.hpp"
-#include "spawn/remote.hpp"
-#include "spawn/spawn.hpp"
+#include "client/face/shmbroker_pool.hpp"
+#include "spawn/face/remote.hpp"
+#include "spawn/face/spawn.hpp"
 
 namespace {
 

@@ -16,8 +16,8 @@
 #include <stdexcept>
 #include <thread>
 
-#include "client/shmbroker_pool.hpp"
-#include "spawn/spawn_msgpack.hpp"
+#include "client/face/shmbroker_pool.hpp"
+#include "spawn/face/spawn_msgpack.hpp"
 
 namespace shmb::test {
 

@@ -12,7 +12,7 @@
 #include <memory>
 #include <set>
 
-#include "spawn/spawn_msgpack.hpp"
+#include "spawn/face/spawn_msgpack.hpp"
 
 namespace {
 

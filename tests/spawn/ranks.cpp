@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "spawn/spawn.hpp"
+#include "spawn/face/spawn.hpp"
 
 void preload_once();
 

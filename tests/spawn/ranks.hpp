@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/fd.hpp"
-#include "spawn/spawn.hpp"
-#include "spawn/tree.hpp"
+#include "spawn/face/spawn.hpp"
+#include "spawn/ranks/tree.hpp"
 
 namespace shmb::test {
 

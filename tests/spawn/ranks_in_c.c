@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "spawn/shmbroker_spawn.h"
+#include "spawn/face/shmbroker_spawn.h"
 
 #define MUST(condition)                                                       \
   do {                                                                        \

@@ -12,11 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include "spawn/remote.hpp"
+#include "spawn/face/remote.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 
-// The effect of the seam on messages of one kind that reach a worker, see spawn/remote_test_hooks.hpp.
+// The effect of the seam on messages of one kind that reach a worker, see spawn/remote/test_hooks.hpp.
 extern "C" void shmb_test_remote_trouble(shmb_remote* remote, int kind, int lose, std::int64_t delay_ns);
 
 namespace remote_test {

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "base/sys_process.hpp"
-#include "spawn/tree.hpp"
+#include "spawn/ranks/tree.hpp"
 
 namespace shmb::test {
 namespace {

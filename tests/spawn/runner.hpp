@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/fd.hpp"
-#include "spawn/supervisor.hpp"
+#include "spawn/ranks/supervisor.hpp"
 
 namespace shmb::test {
 

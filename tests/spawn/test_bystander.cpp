@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "spawn/bystander.hpp"
+#include "spawn/ranks/bystander.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/temp_dir.hpp"
 

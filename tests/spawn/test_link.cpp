@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-#include "spawn/link.hpp"
+#include "spawn/ranks/link.hpp"
 
 TEST_CASE(
     "one look at a rank's channel takes all that it has said before its end, also what many reads have to fetch") {

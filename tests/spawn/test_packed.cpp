@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "spawn/spawn_msgpack.hpp"
+#include "spawn/face/spawn_msgpack.hpp"
 
 namespace packed {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Remote where things cross: references that are let go while their value is under way, peers that do not read, workers
 // that leave as soon as they have come, the end of the world's group.
-#include "client/connect.hpp"
-#include "client/views.hpp"
+#include "client/session/connect.hpp"
+#include "client/session/views.hpp"
 #include "tests/spawn/remote_functions.hpp"
 
 namespace remote_test {

@@ -3,8 +3,8 @@
 // docs/conformance.md.
 #include <cstdlib>
 
-#include "client/connect.hpp"
-#include "client/views.hpp"
+#include "client/session/connect.hpp"
+#include "client/session/views.hpp"
 #include "tests/harness/stopped.hpp"
 #include "tests/spawn/remote_functions.hpp"
 

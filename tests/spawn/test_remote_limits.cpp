@@ -10,9 +10,9 @@
 #include <future>
 #include <optional>
 
-#include "client/connect.hpp"
-#include "client/remote_calls.hpp"
-#include "client/views.hpp"
+#include "client/calls/remote_calls.hpp"
+#include "client/session/connect.hpp"
+#include "client/session/views.hpp"
 #include "tests/harness/stopped.hpp"
 #include "tests/spawn/remote_functions.hpp"
 

@@ -3,10 +3,10 @@
 // world with good names begins there at once. Every worker waits for ten minutes, and its process ends after one.
 #include <functional>
 
-#include "client/connect.hpp"
-#include "client/pool.hpp"
-#include "client/remote_calls.hpp"
-#include "client/views.hpp"
+#include "client/calls/remote_calls.hpp"
+#include "client/queue/pool.hpp"
+#include "client/session/connect.hpp"
+#include "client/session/views.hpp"
 #include "tests/harness/stopped.hpp"
 #include "tests/spawn/remote_functions.hpp"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <optional>
 
-#include "client/shmbroker_pool.hpp"
+#include "client/face/shmbroker_pool.hpp"
 #include "tests/spawn/remote_functions.hpp"
 
 namespace remote_test {

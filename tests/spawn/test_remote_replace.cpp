@@ -5,10 +5,10 @@
 #include <optional>
 #include <random>
 
-#include "client/connect.hpp"
-#include "client/queue.hpp"
-#include "client/views.hpp"
-#include "spawn/remote_message.hpp"
+#include "client/queue/queue.hpp"
+#include "client/session/connect.hpp"
+#include "client/session/views.hpp"
+#include "spawn/remote/message.hpp"
 #include "tests/spawn/remote_functions.hpp"
 
 namespace remote_test {

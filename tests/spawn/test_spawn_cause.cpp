@@ -13,8 +13,8 @@
 #include <iterator>
 #include <random>
 
-#include "client/shmbroker_pool.hpp"
-#include "spawn/verdict.hpp"
+#include "client/face/shmbroker_pool.hpp"
+#include "spawn/ranks/verdict.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/stopped.hpp"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/sys_socket.hpp"
-#include "spawn/tree.hpp"
+#include "spawn/ranks/tree.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/sanitizer.hpp"

@@ -11,7 +11,7 @@
 #include <set>
 #include <sstream>
 
-#include "client/shmbroker_pool.hpp"
+#include "client/face/shmbroker_pool.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/stopped.hpp"

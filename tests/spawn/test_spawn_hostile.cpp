@@ -14,8 +14,8 @@
 #include <sstream>
 #include <thread>
 
-#include "spawn/store.hpp"
-#include "spawn/tree.hpp"
+#include "spawn/ranks/store.hpp"
+#include "spawn/ranks/tree.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/stopped.hpp"
 #include "tests/harness/temp_dir.hpp"

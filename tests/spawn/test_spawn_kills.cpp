@@ -16,7 +16,7 @@
 #include <random>
 #include <thread>
 
-#include "spawn/tree.hpp"
+#include "spawn/ranks/tree.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/sanitizer.hpp"

@@ -9,7 +9,7 @@
 #include <set>
 #include <thread>
 
-#include "spawn/stack_text.hpp"
+#include "spawn/ranks/stack_text.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/temp_dir.hpp"
 #include "tests/spawn/ranks.hpp"

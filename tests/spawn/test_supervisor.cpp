@@ -12,8 +12,8 @@
 
 #include <algorithm>
 
-#include "spawn/ending.hpp"
-#include "spawn/tree.hpp"
+#include "spawn/ranks/ending.hpp"
+#include "spawn/ranks/tree.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/harness/stopped.hpp"

@@ -7,7 +7,7 @@
 
 #include <cerrno>
 
-#include "spawn/tree.hpp"
+#include "spawn/ranks/tree.hpp"
 
 using namespace shmb;
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "spawn/remote.hpp"
+#include "spawn/face/remote.hpp"
 
 namespace values {
 

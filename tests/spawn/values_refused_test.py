@@ -20,7 +20,7 @@ struct Fields { int x = 0; SHMBROKER_FIELDS(x) };
 template <class T> std::string given(const T& value) { return shmbroker::detail::pack_all({}, value); }
 template <class T> auto taken() { return shmbroker::detail::unpack_result<T>(0, nullptr, 0); }
 """
-PLAIN, MSGPACK, REMOTE = "spawn/spawn.hpp", "spawn/spawn_msgpack.hpp", "spawn/remote.hpp"
+PLAIN, MSGPACK, REMOTE = "spawn/face/spawn.hpp", "spawn/face/spawn_msgpack.hpp", "spawn/face/remote.hpp"
 # header, definitions and use, a part of the sentence. None: it compiles.
 CASES = [
     (PLAIN, "auto a = [] { return given(std::map<std::string_view, Fields>()); }; auto b = [] { return taken<Fields>(); };", None),
@@ -67,8 +67,9 @@ def main():
         source = Path(folder) / "case.cpp"
         for header, text, sentence in CASES:
             source.write_text(HEAD.replace("{header}", header) + text.replace("; ", ";\n") + "\n")
-            result = subprocess.run(["g++", "-std=c++20", "-fsyntax-only", "-DMSGPACK_NO_BOOST", f"-I{ROOT}", f"-I{ROOT}/client",
-                                     f"-I{ROOT}/spawn", f"-I{ROOT}/proto", str(source)], capture_output=True, text=True)
+            result = subprocess.run(["g++", "-std=c++20", "-fsyntax-only", "-DMSGPACK_NO_BOOST", f"-I{ROOT}",
+                                     f"-I{ROOT}/client/face", f"-I{ROOT}/spawn/face", f"-I{ROOT}/proto", str(source)],
+                                    capture_output=True, text=True)
             said = [line for line in result.stderr.splitlines() if "static assertion failed" in line]
             if (result.returncode == 0) != (sentence is None) or (sentence and not any(sentence in line for line in said)):
                 failures += 1

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/sys_process.hpp"
-#include "client/connect.hpp"
-#include "client/queue_set.hpp"
+#include "client/queue/queue_set.hpp"
+#include "client/session/connect.hpp"
 #include "tests/storm/content.hpp"
 
 namespace storm {

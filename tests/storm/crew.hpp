@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "client/message.hpp"
+#include "client/queue/message.hpp"
 
 namespace storm {
 

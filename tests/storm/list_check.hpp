@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "client/message.hpp"
+#include "client/queue/message.hpp"
 
 namespace storm {
 

@@ -16,8 +16,8 @@
 
 #include "base/sys_futex.hpp"
 #include "base/sys_process.hpp"
-#include "client/connect.hpp"
-#include "client/queue_set.hpp"
+#include "client/queue/queue_set.hpp"
+#include "client/session/connect.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/raw_client.hpp"

@@ -6,10 +6,10 @@
 //   test_storm --deaths 10000 [--seed 7]     the long form
 //
 // To see it fail (each was done by hand, with --deaths 300), break one line:
-//   client/lane.hpp, LaneReceiver::mark_done: a claim lane's cell is full again, not empty, at each 20th position
+//   client/lane/lane.hpp, LaneReceiver::mark_done: a claim lane's cell is full again, not empty, at each 20th position
 //     -> "message 20 of stream 6 comes again and again";
-//   daemon/pool_repair.cpp, Repair::give_back: no D2 -> "the storm does not come to rest";
-//   daemon/pool_repair.cpp, Repair::sweep: no D4 for each 16th slot -> "slot 7 held by mask 512".
+//   daemon/pools/pool_repair.cpp, Repair::give_back: no D2 -> "the storm does not come to rest";
+//   daemon/pools/pool_repair.cpp, Repair::sweep: no D4 for each 16th slot -> "slot 7 held by mask 512".
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -27,7 +27,7 @@
 #include <thread>
 
 #include "base/sys_process.hpp"
-#include "client/connect.hpp"
+#include "client/session/connect.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/sanitizer.hpp"

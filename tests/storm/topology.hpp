@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "client/pool.hpp"
-#include "client/queue.hpp"
+#include "client/queue/pool.hpp"
+#include "client/queue/queue.hpp"
 #include "tests/storm/ledger.hpp"
 
 namespace storm {

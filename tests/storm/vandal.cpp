@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "base/sys_futex.hpp"
-#include "client/message.hpp"
+#include "client/queue/message.hpp"
 
 namespace storm {
 

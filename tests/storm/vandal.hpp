@@ -7,7 +7,7 @@
 #include <memory>
 #include <random>
 
-#include "client/pool.hpp"
+#include "client/queue/pool.hpp"
 
 namespace storm {
 

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "client/connect.hpp"
-#include "client/queue_set.hpp"
+#include "client/queue/queue_set.hpp"
+#include "client/session/connect.hpp"
 #include "tests/storm/content.hpp"
 #include "tests/storm/topology.hpp"
 

@@ -11,8 +11,8 @@
 
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
-#include "client/connect.hpp"
-#include "client/gpu_calls.hpp"
+#include "client/calls/gpu_calls.hpp"
+#include "client/session/connect.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/tools/world.hpp"
 #include "tools/report_json.hpp"

@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "client/shmbroker_pool.hpp"
+#include "client/face/shmbroker_pool.hpp"
 #include "tests/tools/world.hpp"
 #include "tools/report_json.hpp"
 
@@ -172,7 +172,7 @@ TEST_CASE("slots, messages and ends are shown as their users have them") {
     CHECK((has(queues, "KIND") && !has(queues, "PARTICIPANTS") && !has(queues, "TOUCHED")));
     CHECK(world.tool({"list", "--pools", "-q"}).out == pool["id"].get<std::string>() + "\n");
     CHECK(has(world.tool({"list", "--queues", "-q"}).out, pool["id"].get<std::string>() + ":jobs\n"));
-    CHECK(has(world.tool({"inspect", "cam/frames:jobs"}).out, "claim, at-least-once"));
+    CHECK(has(world.tool({"inspect", "cam/frames:jobs"}).out, "mpmc, at-least-once"));
     const std::string of_group = world.tool({"list", "--group", "cam", "--pools"}).out;
     CHECK((has(of_group, "cam/frames") && has(of_group, "PARTICIPANTS") && !has(of_group, "KIND")));
     jobs.shutdown();

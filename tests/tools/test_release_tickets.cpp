@@ -11,7 +11,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "client/shmbroker.hpp"
+#include "client/face/shmbroker.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/skip.hpp"

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "client/shmbroker.h"
-#include "client/shmbroker.hpp"
-#include "spawn/tree.hpp"
+#include "client/face/shmbroker.h"
+#include "client/face/shmbroker.hpp"
+#include "spawn/ranks/tree.hpp"
 #include "tests/tools/world.hpp"
 
 using shmb::test::Ended;

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "client/connect.hpp"
-#include "client/remote_calls.hpp"
+#include "client/calls/remote_calls.hpp"
+#include "client/session/connect.hpp"
 #include "tests/tools/world.hpp"
 #include "tools/world_view.hpp"
 

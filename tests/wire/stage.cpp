@@ -388,7 +388,7 @@ const std::vector<Valid>& all_valid_of_pools() {
                    shmbw_queue_close{s.pool, s.queue.queue, s.queue.serial,
                                      SHMBW_QUEUE_CLOSE_READER | SHMBW_QUEUE_CLOSE_REMOVE, 0});
     });
-    add("LANE_THROUGH", [](S s, Tag tag) {
+    add("LANE_FINISHED", [](S s, Tag tag) {
       return batch(
           SHMBW_OP_LANE_FINISHED, tag,
           std::vector{shmbw_lane_finished{s.pool, s.queue.lane, s.queue.lane_serial, SHMBW_LANE_END_SENDER, 0}});

@@ -18,7 +18,7 @@
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
-#include "client/shmbroker.h"
+#include "client/face/shmbroker.h"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/wire/engines.hpp"
 

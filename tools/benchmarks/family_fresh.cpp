@@ -17,7 +17,7 @@
 #include <boost/interprocess/managed_shared_memory.hpp>
 #endif
 
-#include "client/shmbroker.h"
+#include "client/face/shmbroker.h"
 #include "tools/benchmarks/bare_memory.hpp"
 #include "tools/benchmarks/broker_process.hpp"
 #include "tools/benchmarks/library.hpp"

@@ -14,8 +14,8 @@
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
-#include "client/connect.hpp"
-#include "client/gpu_calls.hpp"
+#include "client/calls/gpu_calls.hpp"
+#include "client/session/connect.hpp"
 #include "tools/benchmarks/broker_process.hpp"
 
 namespace shmb::bench {

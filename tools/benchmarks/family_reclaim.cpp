@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "client/shmbroker.h"
+#include "client/face/shmbroker.h"
 #include "tools/benchmarks/bare_memory.hpp"
 #include "tools/benchmarks/broker_process.hpp"
 #include "tools/benchmarks/library.hpp"

@@ -16,7 +16,7 @@
 #include <map>
 #include <vector>
 
-#include "spawn/shmbroker_remote.h"
+#include "spawn/face/shmbroker_remote.h"
 #include "tools/benchmarks/broker_process.hpp"
 #include "tools/benchmarks/crew.hpp"
 #include "tools/benchmarks/library.hpp"

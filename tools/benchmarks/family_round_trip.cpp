@@ -4,7 +4,7 @@
 // clients on the other. Releases and their replies are outside the measured time.
 #include <fmt/format.h>
 
-#include "client/shmbroker.h"
+#include "client/face/shmbroker.h"
 #include "tools/benchmarks/bare_memory.hpp"
 #include "tools/benchmarks/broker_process.hpp"
 #include "tools/benchmarks/library.hpp"

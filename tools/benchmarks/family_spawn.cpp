@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "spawn/shmbroker_spawn.h"
+#include "spawn/face/shmbroker_spawn.h"
 #include "tools/benchmarks/figure.hpp"
 #include "tools/benchmarks/library.hpp"
 #include "tools/benchmarks/process.hpp"

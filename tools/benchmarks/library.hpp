@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "client/shmbroker.h"
+#include "client/face/shmbroker.h"
 
 namespace shmb::bench {
 

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "spawn/shmbroker_spawn.h"
+#include "spawn/face/shmbroker_spawn.h"
 #include "tools/benchmarks/process.hpp"
 #include "tools/benchmarks/report.hpp"
 

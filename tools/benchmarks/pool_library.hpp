@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "client/shmbroker.h"
+#include "client/face/shmbroker.h"
 #include "tools/benchmarks/library.hpp"
 
 namespace shmb::bench {

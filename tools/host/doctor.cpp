@@ -19,7 +19,7 @@
 #include "base/sys_host.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
-#include "client/headroom.hpp"
+#include "client/region/headroom.hpp"
 #include "tools/host/process.hpp"
 #include "tools/host/words.hpp"
 

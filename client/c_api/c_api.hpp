@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between the C ABI and the C++ inside: handles, growing structs, errors. Nothing is ever thrown across: what the
+// allocator throws becomes a status here.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "base/result.hpp"
+#include "client/face/shmbroker.h"
+#include "client/queue/pool.hpp"
+#include "client/region/region.hpp"
+#include "client/session/session.hpp"
+
+struct shmb_session {
+  std::shared_ptr<shmb::client::Session> it;
+};
+struct shmb_region {
+  shmb::client::Region::Handle it;
+};
+struct shmb_pool {
+  std::shared_ptr<shmb::client::Pool> it;
+};
+
+namespace shmb::client::c_api {
+
+// Called where a caller is told that a process which it shares something with is gone. Set by spawn, as a rank tells
+// its supervisor: what fails of such news is not what failed first. NULL: nobody asks.
+using EndTold = void (*)() noexcept;
+extern std::atomic<EndTold> on_end_told;
+
+int report(const Error& error, shmb_error* out);
+
+// Runs a body that returns Result<void> (or anything convertible) and turns it into a status.
+template <class Body>
+int guarded(shmb_error* out, Body&& body) noexcept {
+  try {
+    Result<void> done = body();
+    return done ? static_cast<int>(SHMB_OK) : report(done.error(), out);
+  } catch (const std::bad_alloc&) {
+    Error failure;  // its sentence is short enough to need no allocation
+    failure.status = Status::no_memory;
+    failure.sentence = "out of memory";
+    return report(failure, out);
+  } catch (...) {
+    Error failure;
+    failure.status = Status::system;
+    failure.sentence = "internal";
+    return report(failure, out);
+  }
+}
+
+// For what every message calls: `short_way` answers whether it has done all of it. It has changed nothing where it
+// answers no, and then `body` does it.
+template <class ShortWay, class Body>
+[[gnu::always_inline]] inline int guarded_short(shmb_error* out, ShortWay&& short_way, Body&& body) noexcept {
+  try {
+    if (short_way()) [[likely]]
+      return SHMB_OK;
+  } catch (...) {
+    return guarded(out, []() -> Result<void> { throw; });
+  }
+  return guarded(out, body);
+}
+
+// Options as this library knows them, under the rules of growing structs. NULL: all zero.
+template <class T>
+Result<T> read_options(const T* options) {
+  T known{};
+  known.size = sizeof(T);
+  if (options == nullptr) return known;
+  const std::size_t given = options->size;
+  if (given < sizeof(std::size_t)) return error(Status::invalid, "the size field of the options is not set");
+  const auto* bytes = reinterpret_cast<const unsigned char*>(options);
+  std::memcpy(static_cast<void*>(&known), bytes, std::min(given, sizeof(T)));
+  for (std::size_t i = sizeof(T); i < given; ++i)
+    if (bytes[i] != 0) return error(Status::too_new, "the options use fields that this library does not know");
+  return known;
+}
+
+// As much of `value` as the caller has room for; what the caller knows beyond it becomes zero.
+template <class T>
+Result<void> write_struct(const T& value, T* out) {
+  if (out == nullptr) return error(Status::invalid, "no struct to fill was given");
+  const std::size_t room = out->size;
+  if (room < sizeof(std::size_t)) return error(Status::invalid, "the size field of the struct to fill is not set");
+  T copy = value;
+  copy.size = room;
+  std::memcpy(static_cast<void*>(out), &copy, std::min(room, sizeof(T)));
+  if (room > sizeof(T)) std::memset(reinterpret_cast<unsigned char*>(out) + sizeof(T), 0, room - sizeof(T));
+  return {};
+}
+
+template <std::size_t N>
+void copy_text(char (&out)[N], const std::string& text) {
+  const std::size_t length = std::min(text.size(), N - 1);
+  std::memcpy(out, text.data(), length);
+  out[length] = '\0';
+}
+
+inline std::string text_or_empty(const char* text) { return text == nullptr ? std::string() : std::string(text); }
+
+Result<std::shared_ptr<Session>> session_of(shmb_session* session);
+Result<Region*> region_of(shmb_region* region);
+shmbw_region_ref to_ref(const shmb_region_id& id);
+shmb_region_id to_id(shmbw_region_ref ref, std::uint64_t epoch);
+Token to_token(const std::uint8_t* bytes);
+Result<std::shared_ptr<Pool>> pool_of(shmb_pool* pool);
+inline Slot to_slot(const shmb_slot& slot) {
+  return {
+      static_cast<std::byte*>(slot.data), slot.size, slot.length, slot.pool, slot.stamp, slot.index, slot.generation};
+}
+inline shmb_slot to_c(const Slot& slot) {
+  return {slot.data, slot.size, slot.length, slot.pool, slot.stamp, slot.index, slot.generation};
+}
+
+}  // namespace shmb::client::c_api

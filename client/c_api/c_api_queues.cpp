@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI's queues, messages and queue sets.
+#include <algorithm>
+
+#include "client/c_api/c_api.hpp"
+#include "client/queue/queue_set.hpp"
+
+struct shmb_queue {
+  std::unique_ptr<shmb::client::Queue> it;
+};
+struct shmb_message {
+  shmb::client::Message it;
+};
+struct shmb_queue_set {
+  shmb::client::QueueSet it;
+  struct Member {
+    shmb::client::Queue* inside;
+    shmb_queue* outside;
+  };
+  std::vector<Member> members;
+};
+
+namespace shmb::client::c_api {
+namespace {
+
+Result<Queue*> queue_of(shmb_queue* queue) {
+  if (queue == nullptr) return error(Status::invalid, "no queue was given");
+  return queue->it.get();
+}
+
+Result<QueueSpec> to_spec(const shmb_queue_options* options) {
+  auto wanted = read_options(options);
+  if (!wanted) return std::unexpected(wanted.error());
+  if (wanted->reserved != 0) return error(Status::too_new, "the reserved field of a queue's options is not 0");
+  constexpr std::uint32_t flags = SHMB_QUEUE_DROP_OLDEST | SHMB_QUEUE_EXPIRING | SHMB_QUEUE_AT_LEAST_ONCE |
+                                  SHMB_QUEUE_CREATE_ONLY | SHMB_QUEUE_OPEN_ONLY;
+  if ((wanted->flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of a queue");
+  if ((wanted->role & ~unsigned{SHMB_QUEUE_READER | SHMB_QUEUE_WRITER}) != 0)
+    return error(Status::unknown_flags, "an unknown role in a queue");
+  if (wanted->kind > SHMB_QUEUE_BROADCAST)
+    return error(Status::invalid, "the kind of a queue is SHMB_QUEUE_SPSC, SHMB_QUEUE_MPMC or SHMB_QUEUE_BROADCAST");
+  if (wanted->inline_bytes != 0 && wanted->inline_bytes != 56 && wanted->inline_bytes != 120)
+    return error(Status::invalid, "a queue has 56 or 120 inline bytes, not " + std::to_string(wanted->inline_bytes));
+  QueueSpec spec;
+  spec.kind = static_cast<pool::QueueKind>(wanted->kind);
+  spec.reader = (wanted->role & SHMB_QUEUE_READER) != 0;
+  spec.writer = (wanted->role & SHMB_QUEUE_WRITER) != 0;
+  if ((wanted->flags & SHMB_QUEUE_DROP_OLDEST) != 0) spec.flags |= pool::kQueueDropOldest;
+  if ((wanted->flags & SHMB_QUEUE_EXPIRING) != 0) spec.flags |= pool::kQueueExpiring;
+  if ((wanted->flags & SHMB_QUEUE_AT_LEAST_ONCE) != 0) spec.flags |= pool::kQueueAtLeastOnce;
+  spec.create_only = (wanted->flags & SHMB_QUEUE_CREATE_ONLY) != 0;
+  spec.open_only = (wanted->flags & SHMB_QUEUE_OPEN_ONLY) != 0;
+  if (wanted->cells != 0) spec.cells = wanted->cells;
+  if (wanted->inline_bytes != 0) spec.cell_size = wanted->inline_bytes + 8;
+  if (wanted->spin_ns == SHMB_NO_WAIT) spec.spin = 0;
+  else if (wanted->spin_ns < 0)
+    return error(Status::invalid, "shmb_queue_options.spin_ns is not negative, or SHMB_NO_WAIT");
+  else if (wanted->spin_ns != 0) spec.spin = wanted->spin_ns, spec.spin_always = true;
+  spec.wait = wanted->wait_ns;
+  spec.timeout = wanted->timeout_ns;
+  return spec;
+}
+
+Result<void> to_parts(const shmb_part* parts, std::span<OutPart> out) {
+  if (parts == nullptr && !out.empty()) return error(Status::invalid, "no parts were given");
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const shmb_part& part = parts[i];
+    if (part.kind < SHMB_PART_BYTES || part.kind > SHMB_PART_REGION)
+      return error(Status::invalid, "a part is bytes, a slot or a region");
+    out[i].kind = static_cast<PartKind>(part.kind);
+    out[i].rights = part.rights;
+    out[i].data = static_cast<const std::byte*>(part.data);
+    out[i].length = part.length;
+    out[i].offset = part.offset;
+    out[i].slot = to_slot(part.slot);
+    if (part.region != nullptr) out[i].region = part.region->it.get();
+  }
+  return {};
+}
+
+// The parts of one message at a time.
+class Parts {
+ public:
+  Result<std::span<const OutPart>> of(const shmb_outgoing& message) {
+    if (message.count > few_.size()) many_.resize(message.count);
+    const auto parts = message.count > few_.size() ? std::span(many_) : std::span(few_).first(message.count);
+    std::ranges::fill(parts, OutPart{});
+    if (auto known = to_parts(message.parts, parts); !known) return std::unexpected(known.error());
+    return parts;
+  }
+
+ private:
+  std::array<OutPart, 4> few_;  // no allocation for a message of a part or two
+  std::vector<OutPart> many_;
+};
+
+Result<void> known_message(const shmb_message* message) {
+  if (message == nullptr) return error(Status::invalid, "no message was given");
+  return {};
+}
+
+shmb_part part_to_c(const Message::Part& part, const Message& message, Pool* pool) {
+  shmb_part out{};
+  out.kind = static_cast<std::uint32_t>(part.kind);
+  out.rights = part.rights;
+  out.data = part.data;
+  out.length = part.length;
+  out.offset = part.offset;
+  out.status = static_cast<std::int32_t>(part.status);
+  out.same_as = part.same_as;
+  if (part.kind == PartKind::region) out.id = to_id(part.region, message.epoch());
+  if (part.kind == PartKind::slot) {
+    out.slot.index = part.slot;
+    out.slot.generation = part.generation;
+    if (part.data != nullptr) out.slot.data = const_cast<std::byte*>(part.data) - part.offset;
+    out.slot.length = part.offset + part.length;
+    if (pool != nullptr) out.slot.pool = pool->id();
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace shmb::client::c_api
+
+using namespace shmb;
+using namespace shmb::client;
+using namespace shmb::client::c_api;
+
+extern "C" {
+
+int shmb_queue_open(shmb_pool* pool, const char* name, const shmb_queue_options* options, shmb_queue** queue,
+                    shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = pool_of(pool);
+    if (!known) return std::unexpected(known.error());
+    auto spec = to_spec(options);
+    if (!spec) return std::unexpected(spec.error());
+    if (queue == nullptr) return shmb::error(Status::invalid, "no place for the queue was given");
+    spec->name = text_or_empty(name);
+    auto opened = Queue::open(*known, *spec);
+    if (!opened) return std::unexpected(opened.error());
+    *queue = new shmb_queue{std::move(*opened)};
+    return {};
+  });
+}
+
+int shmb_queue_open_alone(shmb_session* session, const char* address, const shmb_queue_options* options,
+                          shmb_queue** queue, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = session_of(session);
+    if (!known) return std::unexpected(known.error());
+    auto spec = to_spec(options);
+    if (!spec) return std::unexpected(spec.error());
+    if (queue == nullptr) return shmb::error(Status::invalid, "no place for the queue was given");
+    auto opened = Queue::open_alone(*known, text_or_empty(address), *spec);
+    if (!opened) return std::unexpected(opened.error());
+    *queue = new shmb_queue{std::move(*opened)};
+    return {};
+  });
+}
+
+int shmb_queue_close(shmb_queue* queue, uint32_t flags, shmb_error* error) noexcept {
+  if (queue == nullptr) return SHMB_OK;
+  const int status = guarded(error, [&]() -> Result<void> {
+    auto closed = queue->it->close((flags & SHMB_QUEUE_CLOSE_ALL) != 0, (flags & SHMB_QUEUE_CLOSE_REMOVE) != 0);
+    if (closed && (flags & ~unsigned{SHMB_QUEUE_CLOSE_ALL | SHMB_QUEUE_CLOSE_REMOVE}) != 0)
+      return shmb::error(Status::unknown_flags, "an unknown flag of close; the handle is closed");
+    return closed;
+  });
+  (void)guarded(nullptr, [&]() -> Result<void> {
+    delete queue;
+    return {};
+  });
+  return status;
+}
+
+int shmb_queue_shutdown(shmb_queue* queue, uint32_t flags, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = queue_of(queue);
+    if (!known) return std::unexpected(known.error());
+    if ((flags & ~unsigned{SHMB_QUEUE_CLOSE_ALL | SHMB_QUEUE_CLOSE_REMOVE}) != 0)
+      return shmb::error(Status::unknown_flags, "an unknown flag of shutdown");
+    return (*known)->shutdown((flags & SHMB_QUEUE_CLOSE_REMOVE) != 0);
+  });
+}
+
+int shmb_queue_drain(shmb_queue* queue, int64_t wait_ns, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = queue_of(queue);
+    if (!known) return std::unexpected(known.error());
+    return (*known)->drain(wait_ns);
+  });
+}
+
+int shmb_queue_get_info(shmb_queue* queue, shmb_queue_info* info, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = queue_of(queue);
+    if (!known) return std::unexpected(known.error());
+    auto facts = (*known)->facts();
+    if (!facts) return std::unexpected(facts.error());
+    shmb_queue_info out{};
+    out.kind = static_cast<std::uint32_t>(facts->kind);
+    out.role = (facts->reader ? unsigned{SHMB_QUEUE_READER} : 0U) | (facts->writer ? unsigned{SHMB_QUEUE_WRITER} : 0U);
+    if ((facts->flags & pool::kQueueDropOldest) != 0) out.flags |= SHMB_QUEUE_DROP_OLDEST;
+    if ((facts->flags & pool::kQueueExpiring) != 0) out.flags |= SHMB_QUEUE_EXPIRING;
+    if ((facts->flags & pool::kQueueAtLeastOnce) != 0) out.flags |= SHMB_QUEUE_AT_LEAST_ONCE;
+    out.cells = facts->cells;
+    out.inline_bytes = facts->inline_bytes;
+    out.readers = facts->readers;
+    out.writers = facts->writers;
+    out.closed = facts->closed ? 1 : 0;
+    out.lanes = facts->lanes;
+    out.deaths = facts->deaths;
+    out.depth = facts->depth;
+    out.lost = facts->lost;
+    out.sent = facts->sent;
+    out.received = facts->received;
+    out.expired = facts->expired;
+    out.pool = facts->pool;
+    copy_text(out.name, facts->name);
+    out.in_regions = facts->in_regions;
+    return write_struct(out, info);
+  });
+}
+
+int shmb_queue_send(shmb_queue* queue, const void* data, uint64_t length, int64_t wait_ns, shmb_error* error) noexcept {
+  const auto* const bytes = static_cast<const std::byte*>(data);
+  auto short_way = [&] {
+    return queue != nullptr && (data != nullptr || length == 0) && queue->it->send_at_once({bytes, length});
+  };
+  return guarded_short(error, short_way, [&]() -> Result<void> {
+    if (queue == nullptr) return shmb::error(Status::invalid, "no queue was given");
+    if (data == nullptr && length != 0) return shmb::error(Status::invalid, "a length and no data were given");
+    return queue->it->send({bytes, static_cast<std::size_t>(length)}, wait_ns);
+  });
+}
+
+int shmb_queue_send_slot(shmb_queue* queue, const shmb_slot* slot, int64_t wait_ns, shmb_error* error) noexcept {
+  auto short_way = [&] { return queue != nullptr && slot != nullptr && queue->it->send_at_once(to_slot(*slot)); };
+  return guarded_short(error, short_way, [&]() -> Result<void> {
+    if (queue == nullptr || slot == nullptr) return shmb::error(Status::invalid, "no queue, or no slot, was given");
+    return queue->it->send(to_slot(*slot), wait_ns);
+  });
+}
+
+int shmb_queue_send_message(shmb_queue* queue, const shmb_outgoing* message, int64_t wait_ns,
+                            shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (queue == nullptr || message == nullptr)
+      return shmb::error(Status::invalid, "no queue, or no message, was given");
+    Parts parts;
+    auto known = parts.of(*message);
+    if (!known) return std::unexpected(known.error());
+    return queue->it->send(*known, message->type, message->lifetime_ns, wait_ns);
+  });
+}
+
+int shmb_queue_send_many(shmb_queue* queue, const shmb_outgoing* messages, size_t count, int64_t wait_ns, size_t* sent,
+                         shmb_error* error) noexcept {
+  std::size_t done = 0;
+  const int status = guarded(error, [&]() -> Result<void> {
+    if (queue == nullptr || (messages == nullptr && count != 0))
+      return shmb::error(Status::invalid, "no queue, or no messages, were given");
+    Parts parts;
+    auto next = [&](std::size_t i) -> Result<Queue::Outgoing> {
+      auto known = parts.of(messages[i]);
+      if (!known) return std::unexpected(known.error());
+      return Queue::Outgoing{*known, messages[i].type, messages[i].lifetime_ns};
+    };
+    return queue->it->send_many(count, std::ref(next), wait_ns, done);
+  });
+  if (sent != nullptr) *sent = done;
+  return status;
+}
+
+int shmb_message_new(shmb_message** message, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (message == nullptr) return shmb::error(Status::invalid, "no place for the message was given");
+    *message = new shmb_message;
+    return {};
+  });
+}
+
+void shmb_message_free(shmb_message* message) noexcept {
+  (void)guarded(nullptr, [&]() -> Result<void> {
+    delete message;
+    return {};
+  });
+}
+
+int shmb_queue_receive(shmb_queue* queue, shmb_message* message, uint32_t flags, int64_t wait_ns,
+                       shmb_error* error) noexcept {
+  auto short_way = [&] {
+    return queue != nullptr && message != nullptr && (flags & ~unsigned{SHMB_RECEIVE_KEEP}) == 0 &&
+           queue->it->receive_at_once(message->it, (flags & SHMB_RECEIVE_KEEP) != 0, wait_ns);
+  };
+  return guarded_short(error, short_way, [&]() -> Result<void> {
+    if (queue == nullptr || message == nullptr)
+      return shmb::error(Status::invalid, "no queue, or no message to receive into, was given");
+    if ((flags & ~unsigned{SHMB_RECEIVE_KEEP}) != 0)
+      return shmb::error(Status::unknown_flags, "an unknown flag of receive");
+    return queue->it->receive(message->it, (flags & SHMB_RECEIVE_KEEP) != 0, wait_ns);
+  });
+}
+
+int shmb_queue_receive_many(shmb_queue* queue, shmb_message* const* messages, size_t capacity, int64_t wait_ns,
+                            size_t* count, shmb_error* error) noexcept {
+  if (count != nullptr) *count = 0;
+  return guarded(error, [&]() -> Result<void> {
+    if (queue == nullptr || count == nullptr || (messages == nullptr && capacity != 0))
+      return shmb::error(Status::invalid, "no queue, no messages, or no place for their number was given");
+    std::vector<Message*> inside;
+    for (std::size_t i = 0; i < capacity; ++i) {
+      if (messages[i] == nullptr) return shmb::error(Status::invalid, "one of the messages is NULL");
+      inside.push_back(&messages[i]->it);
+    }
+    auto received = queue->it->receive_many(inside, wait_ns);
+    if (!received) return std::unexpected(received.error());
+    *count = *received;
+    return {};
+  });
+}
+
+int shmb_message_done(shmb_message* message, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (auto known = known_message(message); !known) return known;
+    return message->it.done();
+  });
+}
+
+int shmb_message_give_back(shmb_message* message, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (auto known = known_message(message); !known) return known;
+    return message->it.give_back();
+  });
+}
+
+int shmb_message_keep(shmb_message* message, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (auto known = known_message(message); !known) return known;
+    return message->it.keep();
+  });
+}
+
+size_t shmb_message_count(const shmb_message* message) noexcept { return message == nullptr ? 0 : message->it.count(); }
+
+uint64_t shmb_message_type(const shmb_message* message) noexcept { return message == nullptr ? 0 : message->it.type(); }
+
+const void* shmb_message_data(const shmb_message* message) noexcept {
+  return message == nullptr || message->it.count() == 0 ? nullptr : message->it.part(0).data;
+}
+
+uint64_t shmb_message_length(const shmb_message* message) noexcept {
+  return shmb_message_data(message) == nullptr ? 0 : message->it.part(0).length;  // no bytes: see its status
+}
+
+int shmb_message_part(const shmb_message* message, size_t number, shmb_part* part, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (auto known = known_message(message); !known) return known;
+    if (part == nullptr) return shmb::error(Status::invalid, "no place for the part was given");
+    if (number >= message->it.count())
+      return shmb::error(Status::invalid, "the message has " + std::to_string(message->it.count()) + " parts, no " +
+                                              std::to_string(number));
+    *part = part_to_c(message->it.part(number), message->it, message->it.pool());
+    return {};
+  });
+}
+
+int shmb_message_take_slot(shmb_message* message, size_t number, shmb_slot* slot, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (auto known = known_message(message); !known) return known;
+    if (slot == nullptr) return shmb::error(Status::invalid, "no place for the slot was given");
+    auto taken = message->it.take_slot(number);
+    if (!taken) return std::unexpected(taken.error());
+    *slot = c_api::to_c(*taken);
+    return {};
+  });
+}
+
+int shmb_message_take_region(shmb_message* message, size_t number, shmb_region** region, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (auto known = known_message(message); !known) return known;
+    if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
+    auto handle = std::make_unique<shmb_region>();
+    auto taken = message->it.take_region(number);
+    if (!taken) return std::unexpected(taken.error());
+    handle->it = std::move(*taken);
+    *region = handle.release();
+    return {};
+  });
+}
+
+int shmb_queue_descriptor(shmb_queue* queue, int* fd, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = queue_of(queue);
+    if (!known) return std::unexpected(known.error());
+    if (fd == nullptr) return shmb::error(Status::invalid, "no place for the descriptor was given");
+    auto descriptor = (*known)->descriptor();
+    if (!descriptor) return std::unexpected(descriptor.error());
+    *fd = *descriptor;
+    return {};
+  });
+}
+
+int shmb_queue_set_new(shmb_queue_set** set, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (set == nullptr) return shmb::error(Status::invalid, "no place for the set was given");
+    *set = new shmb_queue_set;
+    return {};
+  });
+}
+
+void shmb_queue_set_free(shmb_queue_set* set) noexcept {
+  (void)guarded(nullptr, [&]() -> Result<void> {
+    delete set;
+    return {};
+  });
+}
+
+int shmb_queue_set_add(shmb_queue_set* set, shmb_queue* queue, void* tag, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (set == nullptr || queue == nullptr) return shmb::error(Status::invalid, "no set, or no queue, was given");
+    set->members.reserve(set->members.size() + 1);
+    if (auto added = set->it.add(*queue->it, tag); !added) return added;
+    set->members.push_back({queue->it.get(), queue});
+    return {};
+  });
+}
+
+int shmb_queue_set_remove(shmb_queue_set* set, shmb_queue* queue, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (set == nullptr || queue == nullptr) return shmb::error(Status::invalid, "no set, or no queue, was given");
+    if (auto removed = set->it.remove(*queue->it); !removed) return removed;
+    std::erase_if(set->members, [&](const auto& member) { return member.outside == queue; });
+    return {};
+  });
+}
+
+int shmb_queue_set_wait(shmb_queue_set* set, int64_t wait_ns, shmb_queue** queue, void** tag,
+                        shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (set == nullptr || queue == nullptr)
+      return shmb::error(Status::invalid, "no set, or no place for the queue, was given");
+    auto ready = set->it.wait(wait_ns);
+    if (!ready) return std::unexpected(ready.error());
+    for (const auto& member : set->members)
+      if (member.inside == ready->queue) *queue = member.outside;
+    if (tag != nullptr) *tag = ready->tag;
+    return {};
+  });
+}
+
+int shmb_queue_set_descriptor(shmb_queue_set* set, int* fd, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    if (set == nullptr || fd == nullptr) return shmb::error(Status::invalid, "no set, or no place, was given");
+    auto descriptor = set->it.descriptor();
+    if (!descriptor) return std::unexpected(descriptor.error());
+    *fd = *descriptor;
+    return {};
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Claim lanes: exactly one of the competing consumers takes each message, also when consumers die. The head is only a
+// hint. It moves past cells that were seen done, so a claim that is given back behind it cannot be missed.
+#include <algorithm>
+
+#include "client/lane/lane.hpp"
+
+namespace shmb::client {
+
+using pool::CellState;
+using pool::CellWord;
+
+LaneSender::Room LaneSender::room_claim() {
+  const std::uint64_t cells = lane_.cells();
+  SHMB_STEP(K1);
+  const std::uint64_t word = lane_.cell(next_).word.load(std::memory_order_acquire);
+  SHMB_STEP(K1_done);
+  if (word == CellWord::empty(next_)) {
+    if (next_ - done_ == cells) let_go(done_++);
+    return Room::yes;
+  }
+  const CellWord cell = CellWord::of(word);
+  const bool waits =
+      cell.position == ((next_ - cells) & pool::kPositionMask) && (cell.is(CellState::full) || cell.claimed());
+  participant_.sleeper().expect_stream();
+  return waits ? Room::full : Room::broken;
+}
+
+void LaneSender::publish_claim(std::uint8_t tag, std::span<const std::byte> body, std::int64_t deadline) {
+  pool::Cell& cell = lane_.cell(next_);
+  if (expiring_) {
+    deadlines_[place(next_)] = deadline;
+    if (deadline != 0) earliest_ = std::min(earliest_, deadline);
+  }
+  SHMB_STEP(K2);
+  write_body<Step::K2_half>(cell.body(), body, deadline);
+  SHMB_STEP(K2_done);
+  SHMB_STEP(K3);
+  cell.word.store(CellWord::full(next_, tag), std::memory_order_release);
+  SHMB_STEP(K3_done);
+  ++next_;
+  SHMB_STEP(S3);
+  lane_.tail().store(next_, std::memory_order_relaxed);
+  SHMB_STEP(S3_done);
+}
+
+bool LaneSender::cell_done(std::uint64_t position) const {
+  SHMB_STEP(KR);
+  const std::uint64_t word = lane_.cell(position).word.load(std::memory_order_acquire);
+  SHMB_STEP(KR_done);
+  return word == CellWord::empty(position + lane_.cells());
+}
+
+// Cells are done in any order. Returns how many are not done.
+std::uint64_t LaneSender::reclaim_claim() {
+  std::uint64_t open = 0;
+  for (std::uint64_t k = done_; k != next_; ++k) {
+    if (!cell_done(k)) {
+      ++open;
+      continue;
+    }
+    let_go(k);
+    if (open == 0) done_ = k + 1;
+  }
+  return open;
+}
+
+bool LaneSender::take_back(std::uint64_t n) {
+  const std::uint64_t position = next_ - 1 - n;
+  auto& cell = lane_.cell(position).word;
+  std::uint64_t word = cell.load(std::memory_order_acquire);
+  if ((word & kWithoutTag) != CellWord::full(position, 0)) return false;
+  SHMB_STEP(KX);
+  const bool ours = cell.compare_exchange_strong(word, CellWord::empty(position + lane_.cells()),
+                                                 std::memory_order_acq_rel, std::memory_order_relaxed);
+  SHMB_STEP(KX_done);
+  if (ours) let_go(position);
+  return ours;
+}
+
+// One compare-and-swap from full to done. There is no state in between that a death could leave behind.
+void LaneSender::expire(std::int64_t now) {
+  if (now < earliest_) return;
+  earliest_ = INT64_MAX;
+  bool any = false;
+  for (std::uint64_t k = done_; k != next_; ++k) {
+    const std::int64_t deadline = deadlines_[place(k)];
+    if (deadline == 0) continue;
+    auto& cell = lane_.cell(k).word;
+    std::uint64_t word = cell.load(std::memory_order_acquire);
+    if (word == CellWord::empty(k + lane_.cells())) continue;
+    // A claimed one may come back, so it is checked again the next time.
+    if (now < deadline || (word & kWithoutTag) != CellWord::full(k, 0)) {
+      earliest_ = std::min(earliest_, deadline);
+      continue;
+    }
+    SHMB_STEP(KX);
+    const bool ours = cell.compare_exchange_strong(word, CellWord::empty(k + lane_.cells()), std::memory_order_acq_rel,
+                                                   std::memory_order_relaxed);
+    SHMB_STEP(KX_done);
+    if (!ours) {
+      earliest_ = std::min(earliest_, deadline);
+      continue;
+    }
+    let_go(k);
+    ++expired_;
+    any = true;
+  }
+  if (any) participant_.sleeper().wake_all(participant_.view().queue_waiters(queue_).writers);
+}
+
+LaneReceiver::Look LaneReceiver::look_claim(Received& out) {
+  Look found = find_claim(out);
+  if (found != Look::empty) return found;
+  SHMB_STEP(L1);
+  const bool alive = sender_alive();
+  SHMB_STEP(L1_done);
+  if (alive) return Look::empty;
+  SHMB_STEP(L2);
+  found = find_claim(out);
+  SHMB_STEP(L2_done);
+  // Messages that others have claimed may come back.
+  return found == Look::empty && !claimed_by_others_ ? Look::drained : found;
+}
+
+LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
+  constexpr int kTries = 64;  // each failure means that another consumer made progress, or writes nonsense
+  const std::uint64_t cells = lane_.cells();
+  int laps = 0;
+  for (int tries = 0; tries < kTries; ++tries) {
+    claimed_by_others_ = false;
+    SHMB_STEP(C1);
+    std::uint64_t head = lane_.head().load(std::memory_order_acquire);
+    SHMB_STEP(C1_done);
+    std::uint64_t done = head, k = head;
+    Look found = Look::empty;
+    bool lost_a_claim = false, at_end = false;
+    for (; k - head < cells && !at_end; ++k) {
+      pool::Cell& cell = lane_.cell(k);
+      SHMB_STEP(C3);
+      std::uint64_t word = cell.word.load(std::memory_order_acquire);
+      SHMB_STEP(C3_done);
+      const CellWord w = CellWord::of(word);
+      const std::int64_t ahead = pool::position_difference(w.position, k);
+      if (ahead > 0) {  // k is done
+        if (done == k) ++done;
+        continue;
+      }
+      if (ahead < 0 || w.is(CellState::busy) || w.state >= pool::kClaimedBy + pool::kParticipants) return Look::broken;
+      at_end = w.is(CellState::empty);
+      if (w.claimed()) claimed_by_others_ = true;
+      if (!w.is(CellState::full)) continue;
+      const CellWord mine{w.position, static_cast<std::uint8_t>(pool::kClaimedBy + participant_.index()), w.tag};
+      SHMB_STEP(C4);
+      lost_a_claim =
+          !cell.word.compare_exchange_strong(word, mine.word(), std::memory_order_acq_rel, std::memory_order_relaxed);
+      SHMB_STEP(C4_done);
+      if (!lost_a_claim) {
+        SHMB_STEP(C5);
+        const bool possible = copy_body(cell.body(), word, k, out);
+        SHMB_STEP(C5_done);
+        found = possible ? Look::message : refuse(k);
+      }
+      break;
+    }
+    const bool all_done = done - head == cells;
+    bool moved = false;
+    if (done != head) {
+      SHMB_STEP(C2);
+      moved = lane_.head().compare_exchange_strong(head, done, std::memory_order_acq_rel, std::memory_order_relaxed);
+      SHMB_STEP(C2_done);
+    }
+    if (found != Look::empty) return found;
+    if (lost_a_claim) continue;
+    // A whole lap that is done: the head was read long ago, or holds a value that no consumer wrote.
+    if (!all_done) return Look::empty;
+    if (moved && ++laps == 8) return Look::broken;
+  }
+  claimed_by_others_ = true;  // other consumers were faster each time
+  return Look::empty;
+}
+
+// A look without a claim. The head moves only when a consumer takes a message, and that consumer then looks for the
+// next one itself.
+bool LaneReceiver::unclaimed() const {
+  const std::uint64_t head = lane_.head().load(std::memory_order_acquire);
+  for (std::uint64_t k = head; k - head < lane_.cells(); ++k) {
+    const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
+    if (w.position != (k & pool::kPositionMask)) continue;
+    if (w.is(CellState::full)) return true;
+    if (w.is(CellState::empty)) return false;
+  }
+  return false;
+}
+
+bool LaneReceiver::unfinished() const {
+  const auto own = static_cast<std::uint8_t>(pool::kClaimedBy + participant_.index());
+  const std::uint64_t head = lane_.head().load(std::memory_order_acquire);
+  for (std::uint64_t k = head; k - head < lane_.cells(); ++k) {
+    const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
+    if (w.position != (k & pool::kPositionMask)) continue;
+    if (w.is(CellState::full) || (w.claimed() && w.state != own)) return true;
+    if (w.is(CellState::empty)) return false;
+  }
+  return false;
+}
+
+void LaneReceiver::give_back(std::uint64_t position) {
+  auto& word = lane_.cell(position).word;
+  const std::uint8_t tag = CellWord::of(word.load(std::memory_order_relaxed)).tag;
+  SHMB_STEP(C7);
+  word.store(CellWord::full(position, tag), std::memory_order_release);
+  SHMB_STEP(C7_done);
+  participant_.sleeper().wake_one(readers_);
+}
+
+}  // namespace shmb::client

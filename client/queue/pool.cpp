@@ -1,0 +1,708 @@
+// SPDX-License-Identifier: Apache-2.0
+// Joining and leaving a pool, its slots, and its growth. Only `data` is on the path of a message.
+#include "client/queue/pool.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "client/queue/queue_set.hpp"
+#include "client/region/obtain.hpp"
+#include "client/session/call.hpp"
+#include "client/session/late_reply.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::client {
+namespace {
+
+// Names of pools are not watched. They are polled, at growing intervals.
+constexpr std::int64_t kLeastRest = 1'000'000, kMostRest = 50'000'000;
+
+constexpr std::uint32_t kMaxSegmentsOfOneClass = 40;  // doubling from one slot to all of them, with some to spare
+
+Result<PoolSpec> checked(PoolSpec spec) {
+  if (!spec.name.empty())
+    if (auto named = names::check(spec.name, "pool name"); !named) return std::unexpected(named.error());
+  if (spec.replace && spec.name.empty()) return error(Status::invalid, "replace needs a name");
+  std::uint64_t slots = 0;
+  for (SizeClass& one : spec.classes) {
+    if (one.slot_size == 0) return error(Status::invalid, "a slot has at least one byte");
+    if (one.slots == 0) return error(Status::invalid, "a size class begins with at least one slot");
+    if (one.slots_limit == 0) one.slots_limit = one.slots;
+    if (one.slots_limit < one.slots)
+      return error(Status::invalid, "shmb_size_class.slots_limit (" + std::to_string(one.slots_limit) +
+                                        ") is less than slots (" + std::to_string(one.slots) + ")");
+    slots += one.slots_limit;
+    if (one.slots_limit > pool::kMaxSlots || slots > pool::kMaxSlots)
+      return error(Status::invalid, "a pool has at most " + std::to_string(pool::kMaxSlots) +
+                                        " slots, all classes together; use larger slots, or several pools");
+    if (one.slot_size > kMaxLength || pool::stride_of(one.slot_size) > kMaxLength / one.slots)
+      return error(Status::invalid, std::to_string(one.slots) + " slots of " + format_size(one.slot_size) +
+                                        " are more than a region can have (" + format_size(kMaxLength) + ")");
+  }
+  std::ranges::sort(spec.classes, {}, &SizeClass::slot_size);
+  for (std::size_t i = 1; i < spec.classes.size(); ++i)
+    if (spec.classes[i].slot_size == spec.classes[i - 1].slot_size)
+      return error(Status::invalid, "two size classes have the same slot size");
+  return spec;
+}
+
+Result<Answered<SHMBW_OP_POOL_JOIN>> join(Session& session, const Pool::Opening& opening, Deadline deadline) {
+  names::Address address;
+  if (opening.id == 0) {
+    auto parsed = names::parse_region(opening.address);
+    if (!parsed) return std::unexpected(parsed.error());
+    address = std::move(*parsed);
+  }
+  shmbw_pool_join request{};
+  request.pool = opening.id;
+  if (opening.read_only) request.flags |= SHMBW_POOL_READ_ONLY;
+  if (address.owner_uid) {
+    request.flags |= SHMBW_POOL_OWNER_GIVEN;
+    request.owner_uid = *address.owner_uid;
+  }
+  request.group_len = static_cast<std::uint16_t>(address.group.size());
+  request.name_len = static_cast<std::uint16_t>(address.name.size());
+  auto answer = call<SHMBW_OP_POOL_JOIN>(session, request, {address.group, address.name}, deadline);
+  if (!answer) return std::unexpected(session.of_broker(std::move(answer.error())));
+  return answer;
+}
+
+Result<void> leave(Session& session, std::uint64_t pool, std::uint32_t flags) {
+  auto answer = call<SHMBW_OP_POOL_LEAVE>(session, shmbw_pool_leave{pool, flags, 0}, {}, Deadline::after(0));
+  if (!answer) return std::unexpected(answer.error());
+  return {};
+}
+
+}  // namespace
+
+// A place outside of the tables would lead to writes outside of the control area.
+static Result<void> check_place(std::uint64_t asked, std::uint64_t pool, std::uint32_t participant) {
+  if (pool != 0 && (asked == 0 || asked == pool) && participant < pool::kParticipants) return {};
+  return error(Status::protocol, "the broker's answer names pool " + std::to_string(pool) + " and participant " +
+                                     std::to_string(participant) + ", which is not what was asked for");
+}
+
+Result<void> Pool::map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes) {
+  if (reply.fds.size() < 2) return error(Status::protocol, "the broker's answer lacks the pool's descriptors");
+  auto directory = map_whole(reply.fds[0].get(), directory_bytes, directory_bytes, Access::read);
+  if (!directory) return std::unexpected(directory.error());
+  auto control = map_whole(reply.fds[1].get(), control_bytes, control_bytes, Access::read_write);
+  if (!control) return std::unexpected(control.error());
+  const auto view = pool::View::open({directory->data(), directory_bytes}, {control->data(), control_bytes});
+  if (!view) return error(Status::version, "the pool's directory is not of the version that this library knows");
+  directory_ = std::move(*directory);
+  control_ = std::move(*control);
+  view_ = *view;
+  return {};
+}
+
+void Pool::begin(std::uint32_t index, std::uint32_t life) {
+  if (me_) former_.push_back(std::move(me_));
+  me_ = std::make_unique<Participant>(view_, index, life);
+  me_->sleeper().on_doorbell(
+      [this](std::uint32_t peer, std::uint32_t of_life, bool dead) { return bell_of(peer, of_life, dead); });
+  me_->sleeper().on_look(
+      [this] {
+        auto there = broker_there();
+        kept_mappings_.give_up_asked(*session_);
+        return there;
+      },
+      // A futex does not report room in the socket.
+      [this] { return session_->wants_room() ? kLookForRoom : kLookAtBroker; });
+  users_.assign(view_.slots(), 0);
+  seen_change_ = change() - 1;
+}
+
+Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& session, const PoolSpec& wanted,
+                                           std::int64_t timeout) {
+  if (session->is_local()) return needs_broker("pools and queues");
+  auto spec = checked(wanted);
+  if (!spec) return std::unexpected(spec.error());
+  auto mark = ForkMark::make();
+  if (!mark) return system_failure(mark.error(), "a page to notice fork with");
+  shmbw_pool_create request{};
+  request.group = spec->group;
+  if (spec->keep) {
+    request.flags |= SHMBW_POOL_KEEP_GIVEN;
+    request.keep = *spec->keep;
+  }
+  if (spec->replace) request.flags |= SHMBW_POOL_REPLACE;
+  for (const SizeClass& one : spec->classes) request.slots += one.slots_limit;
+  for (const SizeClass& one : spec->later) request.slots += one.slots_limit;
+  request.lanes = spec->lanes;
+  request.queues = spec->queues;
+  request.segments = std::min<std::uint32_t>(
+      static_cast<std::uint32_t>(std::max<std::size_t>(spec->classes.size() + spec->later.size(), 1)) *
+          kMaxSegmentsOfOneClass,
+      pool::kMaxSegments);
+  request.lane_bytes = spec->lane_bytes;
+  request.name_len = static_cast<std::uint16_t>(spec->name.size());
+  auto answer = call<SHMBW_OP_POOL_CREATE>(*session, request, {spec->name}, Deadline::after(timeout));
+  if (!answer) return std::unexpected(answer.error());
+  const shmbw_pool_create_reply& place = answer->fixed;
+  if (auto fine = check_place(0, place.pool, place.participant); !fine) return std::unexpected(fine.error());
+  std::shared_ptr<Pool> made(new Pool(session, false));
+  made->mark_ = std::move(*mark);
+  made->id_ = place.pool;
+  made->group_ = place.group;
+  made->small_pages_ = spec->small_pages;
+  made->no_populate_ = spec->no_populate;
+  if (spec->group == 0) session->note_group(place.group);
+  made->leave_flags_ = SHMBW_POOL_LEAVE_REMOVE;  // until it is whole: no process should find it without its slots
+  if (auto mapped = made->map(answer->reply, place.directory_bytes, place.control_bytes); !mapped)
+    return std::unexpected(mapped.error());
+  made->begin(place.participant, place.life);
+  enrol(*made, true);
+  made->enrolled_ = true;
+  session->note_pool(made, false);
+  for (const SizeClass& one : spec->classes) made->classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
+  made->expect(spec->later);
+  for (const SizeClass& one : spec->classes)
+    if (auto added = made->add_segment(one.slot_size, one.slots, one.slots_limit, timeout); !added)
+      return std::unexpected(added.error());
+  made->leave_flags_ = 0;
+  session->note_pool(made, true);
+  return made;
+}
+
+// Nobody would come to free the name of a new one.
+void undo_pool_create(LateReply& late) {
+  late.ask<SHMBW_OP_POOL_LEAVE>({late.fixed<shmbw_pool_create_reply>().pool, SHMBW_POOL_LEAVE_REMOVE, 0});
+}
+void undo_pool_join(LateReply& late) {
+  late.ask<SHMBW_OP_POOL_LEAVE>({late.fixed<shmbw_pool_join_reply>().pool, 0, 0});
+}
+
+Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session, const Opening& opening) {
+  if (session->is_local()) return needs_broker("pools and queues");
+  if (auto known = opening.id != 0 ? session->pool(opening.id) : nullptr) return known->for_opening(opening);
+  auto mark = ForkMark::make();
+  if (!mark) return system_failure(mark.error(), "a page to notice fork with");
+  const Deadline until = opening.wait == 0 ? Deadline::now() : Deadline::after(opening.wait);
+  Deadline settled = Deadline::after(opening.timeout);
+  bool made_here = false;
+  auto reply = join(*session, opening, settled);
+  for (std::int64_t pause = kLeastRest; !reply; pause = std::min(pause * 2, kMostRest)) {
+    Deadline last = until;
+    if (reply.error().status == Status::busy) {
+      // The session is in it.
+      const std::uint64_t id = reply.error().shortage.scope_id;
+      if (auto known = session->pool(id)) return known->for_opening(opening);
+      if (session->makes_pool(id)) {  // making it may take longer than any reply of the broker
+        made_here = true;
+        last = later(settled, until);
+        if (last.passed())
+          return error(Status::deadline,
+                       "another thread of this process made the pool and was still adding its memory at the deadline");
+      } else {
+        // Another thread opens it right now, or leaves it, perhaps because it could not be made.
+        if (std::exchange(made_here, false)) settled = Deadline::after(opening.timeout);
+        if (settled.passed()) break;
+        last = settled;
+      }
+    } else if (reply.error().status != Status::not_found || opening.id != 0 || opening.wait == 0) {
+      break;
+    } else if (until.passed()) {
+      return error(Status::deadline, "no pool of that name appeared before the deadline: " + reply.error().sentence);
+    }
+    sys::rest(earlier(last, Deadline::after(pause)).left());
+    reply = join(*session, opening, Deadline::after(opening.timeout));
+  }
+  if (!reply) return std::unexpected(reply.error());
+  const shmbw_pool_join_reply& place = reply->fixed;
+  if (auto fine = check_place(opening.id, place.pool, place.participant); !fine) return std::unexpected(fine.error());
+  if (auto inherited = session->pool(place.pool); inherited && inherited->is_fresh_child()) {
+    // In a forked child: this place is given back. The inherited pool joins by itself, with its parent's role.
+    reply->reply.fds.clear();
+    if (auto left = leave(*session, place.pool, 0); !left) return std::unexpected(left.error());
+    if (auto entered = inherited->enter(); !entered) return std::unexpected(entered.error());
+    return inherited->for_opening(opening);
+  }
+  std::shared_ptr<Pool> joined(new Pool(session, opening.read_only));
+  joined->mark_ = std::move(*mark);
+  joined->id_ = place.pool;
+  joined->group_ = place.group;
+  if (auto mapped = joined->map(reply->reply, place.directory_bytes, place.control_bytes); !mapped)
+    return std::unexpected(mapped.error());
+  joined->begin(place.participant, place.life);
+  enrol(*joined, true);
+  joined->enrolled_ = true;
+  joined->seen_change_ = joined->change();
+  joined->expect(opening.later);
+  joined->read_segments();
+  if (opening.id == 0 && opening.later.empty())
+    if (auto whole = joined->await_whole(settled); !whole) return std::unexpected(whole.error());
+  (void)joined->attach_segments(0);  // a failure here is retried when a slot of the segment is met
+  session->note_pool(joined, true);
+  return joined;
+}
+
+// The name is there before the slots are. A pool is whole once its classes make up all slots that it may have. If its
+// maker has left or died, it stays as it is.
+Result<void> Pool::await_whole(Deadline deadline) {
+  const auto whole = [this] {
+    std::uint64_t slots = 0;
+    for (const Class& one : classes_) slots += one.limit;
+    return slots >= view_.slots();
+  };
+  const auto maker = [this] { return pool::Stamp::of(view_.participant(0).stamp.load(std::memory_order_acquire)); };
+  const pool::Stamp first = maker();
+  for (std::int64_t pause = kLeastRest; !whole(); pause = std::min(pause * 2, kMostRest)) {
+    const pool::Stamp now = maker();
+    const bool made_on =
+        now.state == static_cast<std::uint8_t>(pool::ParticipantState::live) && now.serial == first.serial;
+    read_segments();  // after the maker was seen alive: what it added before its end is in the directory
+    if (!made_on || whole()) return {};
+    if (deadline.passed())
+      return error(Status::deadline, "another process made the pool and was still adding its memory at the deadline");
+    sys::rest(earlier(deadline, Deadline::after(pause)).left());
+  }
+  return {};
+}
+
+Result<std::shared_ptr<Pool>> Pool::for_opening(const Opening& opening) {
+  if (read_only_ && !opening.read_only)
+    return error(Status::busy,
+                 "this session has opened the pool read-only: close those handles and queues first, or use another "
+                 "session");
+  return shared_from_this();
+}
+
+Pool::~Pool() {
+  if (enrolled_) withdraw(*this);
+  retired_.clear();
+  if (id_ == 0 || is_fresh_child() || session_->lost()) return;
+  if (me_) {
+    Lock lock(me_->lock());
+    me_->flush_cache();
+  }
+  kept_mappings_.give_up_all();
+  segments_.clear();
+  (void)leave(*session_, id_, leave_flags_);
+}
+
+Result<void> Pool::remove() {
+  if (auto entered = enter(); !entered) return entered;
+  return leave(*session_, id_, SHMBW_POOL_LEAVE_REMOVE | SHMBW_POOL_LEAVE_STAY);
+}
+
+// The areas are mapped by inheritance, and the session has taken over the segments' leases.
+Result<void> Pool::rejoin() {
+  std::lock_guard guard(held_over_fork_);
+  if (mark_.intact()) return {};
+  if (auto entered = session_->enter(); !entered) return entered;
+  Opening again;
+  again.id = id_;
+  again.read_only = read_only_;
+  const Deadline settled = Deadline::after(0);
+  auto reply = join(*session_, again, settled);
+  // A place that a late reply granted, or that another thread opened by another name of the pool, is being left right
+  // now.
+  while (!reply && reply.error().status == Status::busy && !settled.passed()) {
+    sys::rest(kLeastRest);
+    reply = join(*session_, again, Deadline::after(0));
+  }
+  if (!reply) return error(reply.error().status, "the forked child could not join the pool: " + reply.error().sentence);
+  const shmbw_pool_join_reply& place = reply->fixed;
+  if (auto fine = check_place(id_, place.pool, place.participant); !fine) return fine;
+  parent_stamp_ = stamp();
+  // The lanes that the parent wrote do not belong to this process. They refer to the participant that goes to former_.
+  retired_.clear();
+  kept_mappings_.give_up_all();
+  bell_ = {};
+  bells_ = {};
+  asked_bell_ = {};
+  armed_.clear();
+  growing_ = false;
+  ++incarnation_;
+  begin(place.participant, place.life);
+  mark_.set();
+  return {};
+}
+
+// Segments and classes
+
+void Pool::expect(std::span<const SizeClass> later) {
+  for (const SizeClass& one : later) classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
+  std::ranges::sort(classes_, {}, &Class::slot_size);
+}
+
+void Pool::read_segments() {
+  for (std::size_t i = segments_.size(); i < view_.segments(); ++i) {
+    const pool::SegmentEntry& entry = view_.segment(i);
+    if (entry.in_use.load(std::memory_order_acquire) == 0) break;
+    segments_.push_back({entry.first_slot, entry.slots, entry.stride, entry.slots * entry.stride, nullptr});
+    slots_ += entry.slots;
+    auto found = std::ranges::find(classes_, entry.slot_size, &Class::slot_size);
+    if (found == classes_.end()) {
+      found = classes_.insert(std::ranges::upper_bound(classes_, entry.slot_size, {}, &Class::slot_size),
+                              Class{entry.slot_size, 0, entry.slots_limit, {}});
+    }
+    found->slots += entry.slots;
+    if (!found->ranges.empty() && found->ranges.back().first + found->ranges.back().count == entry.first_slot)
+      found->ranges.back().count += entry.slots;
+    else found->ranges.push_back({entry.first_slot, entry.slots});
+  }
+}
+
+Error Pool::attach_segments(std::int64_t timeout) {
+  std::vector<AttachItem> items;
+  std::vector<std::size_t> which;
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    if (segments_[i].region) continue;
+    const pool::SegmentEntry& entry = view_.segment(i);
+    AttachItem item;
+    item.target = Target::with_id({entry.region, entry.generation, 0});
+    item.rights = SHMBW_RIGHT_MAP_READ | (read_only_ ? 0U : unsigned{SHMBW_RIGHT_MAP_WRITE});
+    items.push_back(std::move(item));
+    which.push_back(i);
+  }
+  Error failure;
+  auto attached = attach_regions(session_, items, timeout);
+  for (std::size_t n = 0; n < which.size(); ++n) {
+    Segment& segment = segments_[which[n]];
+    if (!attached[n]) failure = attached[n].error();
+    else if ((*attached[n])->facts().bytes < segment.bytes)
+      failure = error(Status::broken, "a segment of the pool is smaller than the directory says").error();
+    else segment.region = std::move(*attached[n]);
+  }
+  return failure;
+}
+
+void Pool::notice() {
+  const std::uint32_t now = change();
+  if (now == seen_change_) return;
+  seen_change_ = now;
+  read_segments();
+  std::erase_if(retired_, [&](const Retired& lane) {
+    const pool::Stamp stamp = pool::Stamp::of(view_.lane(lane.lane).stamp.load(std::memory_order_acquire));
+    if (stamp.serial == lane.serial && stamp.state != static_cast<std::uint8_t>(pool::LaneState::free)) return false;
+    lane.sender->give_up_all();  // recycled: everything in it was read
+    return true;
+  });
+}
+
+std::byte* Pool::data_if_mapped(std::uint32_t slot) const {
+  for (const Segment& segment : segments_) {
+    if (slot - segment.first >= segment.slots) continue;
+    return segment.region ? segment.region->data() + (slot - segment.first) * segment.stride : nullptr;
+  }
+  return nullptr;
+}
+
+std::byte* Pool::find_data(std::uint32_t slot, Error* why, std::int64_t timeout) {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    if (std::byte* const at = data_if_mapped(slot)) return at;
+    if (attempt != 0) break;
+    read_segments();
+    Error failure = attach_segments(timeout);
+    if (why != nullptr && !failure.sentence.empty()) *why = std::move(failure);
+  }
+  return nullptr;
+}
+
+Slot Pool::give_to_user(std::uint32_t slot, std::uint64_t length) {
+  ++users_[slot];
+  return {data(slot), slot_size(slot), length, id_, stamp(), slot, me_->generation(slot)};
+}
+
+Pool::Class* Pool::class_for(std::uint64_t length) {
+  for (Class& one : classes_)
+    if (one.slot_size >= length) return &one;
+  return nullptr;
+}
+
+// Doubles the number of slots, within the limits.
+std::uint32_t Pool::may_grow(const Class& wanted) const {
+  if (read_only_ || growing_ || wanted.slots >= wanted.limit || slots_ >= view_.slots()) return 0;
+  if (segments_.size() >= view_.segments()) return 0;
+  return std::min({std::max(wanted.slots, 1U), wanted.limit - wanted.slots, view_.slots() - slots_});
+}
+
+Result<void> Pool::add_segment(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit,
+                               std::int64_t timeout) {
+  CreateItem item;
+  item.length = pool::stride_of(slot_size) * slots;
+  item.group = group_;
+  item.flags =
+      SHMBW_CREATE_MANY_WRITERS | (small_pages_ ? kCreateSmallPages : 0U) | (no_populate_ ? kCreateNoPopulate : 0U);
+  auto region = create_region(session_, item, timeout);
+  if (!region) return std::unexpected(region.error());
+  shmbw_pool_segment request{};
+  request.pool = id_;
+  request.region = (*region)->ref();
+  request.slot_size = slot_size;
+  request.slots = slots;
+  request.slots_limit = limit;
+  auto answer = call<SHMBW_OP_POOL_SEGMENT>(*session_, request, {}, Deadline::after(timeout));
+  if (!answer) return std::unexpected(answer.error());
+  const std::uint32_t segment = answer->fixed.segment;
+  Lock lock(me_->lock());
+  read_segments();
+  if (segment >= segments_.size())
+    return error(Status::protocol, "the broker's answer names a segment that the directory does not have");
+  // Another thread may have found it in the directory and attached it meanwhile: slots lie in that mapping already.
+  if (Region::Handle& there = segments_[segment].region; !there) there = std::move(*region);
+  return {};
+}
+
+Error Pool::why_broken() const {
+  switch (static_cast<pool::Broken>(view_.header().broken.load(std::memory_order_relaxed))) {
+    case pool::Broken::group_ended:
+      return error(Status::group_ended, "the pool's group has ended, and the pool with it").error();
+    case pool::Broken::broker_ended:
+      return error(Status::session_lost, "the broker has ended, and the pool with it: connect again").error();
+    default:
+      return error(Status::broken,
+                   "the pool is broken: a participant has written impossible words into it; make a new one")
+          .error();
+  }
+}
+
+Result<void> Pool::grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout,
+                        Lock& lock) {
+  struct Unlocked {
+    Pool& pool;
+    Lock& lock;
+    Unlocked(Pool& of, Lock& held) : pool(of), lock(held) {
+      pool.growing_ = true;
+      lock.unlock();
+    }
+    ~Unlocked() {
+      lock.lock();
+      pool.growing_ = false;
+      pool.me_->sleeper().wake_own_threads();  // one may wait for this, to add memory of another size
+    }
+  } unlocked(*this, lock);
+  return add_segment(slot_size, slots, limit, timeout);
+}
+
+// Slots
+
+// The name is there before the memory, which takes time. The limits of all classes together are the pool's. The maker
+// is the first participant, in its first life there.
+bool Pool::is_being_made() const {
+  std::uint32_t limits = 0;
+  for (const Class& one : classes_) limits += one.limit;
+  return limits < view_.slots() && me_->index() != 0 && me_->alive(0, 1);
+}
+
+Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
+  for (bool late = false;;) {
+    if (class_for(length) != nullptr) return true;
+    notice();
+    const std::uint32_t looked = seen_change_;  // another thread that looks moves it on
+    if (class_for(length) != nullptr) return true;
+    if (!is_being_made() || broken()) return false;
+    const std::string why = "the pool's maker is still adding its slots";
+    if (wait.none) return error(Status::full, why);
+    auto woken =
+        sleep({}, [&] { return change() != looked || class_for(length) != nullptr || broken(); }, wait.until());
+    if (!woken) return std::unexpected(woken.error());
+    // Other activity in the pool moves its directory too, so the clock counts. Changes made meanwhile are checked
+    // first.
+    if (late) return error(Status::deadline, why);
+    late = !*woken || wait.until().passed();
+  }
+}
+
+Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock, std::int64_t timeout) {
+  if (read_only_) return error(Status::denied, "this process opened the pool read-only: it takes no slots");
+  if (broken()) return std::unexpected(why_broken());
+  if (auto fits = has_slots_for(length, wait, lock); !fits) return std::unexpected(std::move(fits.error()));
+  if (classes_.empty())
+    return error(Status::invalid,
+                 "the pool has no slots: it was made for queues alone. Make one with size classes, or "
+                 "send a region (shmb_create)");
+  Class* wanted = class_for(length);
+  if (wanted == nullptr)
+    return error(Status::invalid, std::to_string(length) + " bytes are more than the largest slots of the pool have (" +
+                                      std::to_string(largest_class()) +
+                                      "): make a region with shmb_create and send that");
+  if (auto slot = me_->acquire(wanted->ranges)) return *slot;
+  const std::uint64_t slot_size = wanted->slot_size;
+  for (bool late = false;;) {
+    notice();
+    const std::uint32_t looked = seen_change_;
+    wanted = class_for(slot_size);
+    if (auto slot = me_->acquire(wanted->ranges)) return *slot;
+    slots_high_ = slots_;
+    std::string growth;
+    if (const std::uint32_t more = may_grow(*wanted); more != 0) {
+      const std::uint32_t limit = wanted->limit;
+      auto added = grow(slot_size, more, limit, timeout, lock);
+      if (added) continue;
+      if (const std::uint32_t now = slots_; read_segments(), slots_ != now) continue;
+      growth = "; adding more failed: " + added.error().sentence;
+    }
+    const bool others_grow = growing_;
+    if (others_grow) growth = "; another thread of this process is adding more";
+    wanted = class_for(slot_size);
+    const std::string used =
+        "all " + std::to_string(wanted->slots) + " slots of " + format_size(slot_size) + " are in use" + growth;
+    if (wait.none) return error(Status::full, used);
+    std::optional<std::uint32_t> slot;
+    std::vector<std::atomic<std::uint64_t>*> masks;
+    me_->slot_sources(masks);
+    auto woken = sleep(
+        masks,
+        [&] {
+          slot = me_->acquire(class_for(slot_size)->ranges);
+          return slot.has_value() || change() != looked || broken() || (others_grow && !growing_);
+        },
+        wait.until(), true);
+    if (slot) return *slot;
+    if (!woken) return std::unexpected(woken.error());
+    if (broken()) return std::unexpected(why_broken());
+    // A thread that slept until its deadline looks once more: a slot may have been freed or added right before it.
+    if (late) return error(Status::deadline, "no slot became free before the deadline: " + used);
+    late = !*woken || wait.until().passed();
+  }
+}
+
+Result<Slot> Pool::acquire(std::uint64_t length, std::int64_t wait, std::int64_t timeout) {
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  Lock lock(me_->lock());
+  Wait until(wait);
+  auto slot = take(length, until, lock, timeout);
+  if (!slot) return std::unexpected(slot.error());
+  Error why;
+  if (data(*slot, &why, timeout) == nullptr) {
+    me_->drop(*slot);
+    return std::unexpected(std::move(why));
+  }
+  return give_to_user(*slot, length);
+}
+
+std::optional<std::uint32_t> Pool::take_at_once(std::uint64_t length) {
+  if (read_only_ || broken()) return std::nullopt;
+  const Class* const wanted = class_for(length);
+  return wanted == nullptr ? std::nullopt : me_->acquire(wanted->ranges);
+}
+
+bool Pool::acquire_at_once(std::uint64_t length, Slot& slot) {
+  if (is_fresh_child()) return false;
+  const std::lock_guard lock(me_->lock());
+  const auto taken = take_at_once(length);
+  if (!taken) return false;
+  std::byte* const at = data_if_mapped(*taken);
+  if (at == nullptr) {
+    me_->drop(*taken);
+    return false;
+  }
+  prefetch_to_write(at);
+  ++users_[*taken];
+  slot = {at, slot_size(*taken), length, id_, stamp(), *taken, me_->generation(*taken)};
+  return true;
+}
+
+bool Pool::release_at_once(const Slot& slot) {
+  if (is_fresh_child()) return false;
+  const std::lock_guard lock(me_->lock());
+  if (!usable(slot)) return false;
+  --users_[slot.index];
+  me_->drop(slot.index);
+  return true;
+}
+
+Result<void> Pool::check(const Slot& slot) {
+  if (slot.pool != id_)
+    return error(Status::invalid, "the slot is of another pool (" + std::to_string(slot.pool) + ", this is " +
+                                      std::to_string(id_) + ")");
+  if (slot.stamp != stamp()) {
+    if (slot.stamp == parent_stamp_)
+      return error(Status::forked, "the slot is the parent's: what it held before the fork is not the child's");
+    return error(Status::stale, "the slot is of another life of this process in the pool");
+  }
+  if (slot.index >= me_->view().slots()) return error(Status::invalid, "the pool has no slot of that number");
+  if (users_[slot.index] == 0)
+    return error(Status::stale, "this process does not hold the slot: it was released already");
+  if (slot.generation != me_->generation(slot.index))
+    return error(Status::stale, "the slot was used again since: its generation is " +
+                                    std::to_string(me_->generation(slot.index)) + ", not " +
+                                    std::to_string(slot.generation));
+  return {};
+}
+
+Result<void> Pool::retain(const Slot& slot) {
+  if (auto entered = enter(); !entered) return entered;
+  Lock lock(me_->lock());
+  if (auto fine = check(slot); !fine) return fine;
+  ++users_[slot.index];
+  me_->hold(slot.index);
+  return {};
+}
+
+Result<void> Pool::release(const Slot& slot) {
+  if (auto entered = enter(); !entered) return entered;
+  Lock lock(me_->lock());
+  if (auto fine = check(slot); !fine) return fine;
+  --users_[slot.index];
+  me_->drop(slot.index);
+  return {};
+}
+
+std::uint32_t Pool::count_used(const std::vector<SlotRange>& ranges) const {
+  std::uint32_t used = 0;
+  for (const SlotRange& range : ranges)
+    for (std::uint32_t slot = range.first; slot < range.first + range.count; ++slot)
+      used += view_.slot(slot).holders.load(std::memory_order_relaxed) != 0 ? 1U : 0U;
+  return used;
+}
+
+Result<PoolFacts> Pool::facts() {
+  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  Lock lock(me_->lock());
+  notice();
+  PoolFacts out;
+  out.id = id_;
+  out.group = group_;
+  out.participant = me_->index();
+  for (std::size_t i = 0; i < pool::kParticipants; ++i)
+    out.participants += pool::Stamp::of(view_.participant(i).stamp.load(std::memory_order_acquire)).state ==
+                                static_cast<std::uint8_t>(pool::ParticipantState::live)
+                            ? 1U
+                            : 0U;
+  for (const Segment& segment : segments_) out.bytes += segment.bytes;
+  out.slots = slots_;
+  out.slots_limit = view_.slots();
+  for (const Class& one : classes_) {
+    const std::uint32_t used = count_used(one.ranges);
+    out.classes.push_back({one.slot_size, one.slots, used});
+    out.slots_used += used;
+    for (const SlotRange& range : one.ranges)
+      for (std::uint32_t slot = range.first; slot < range.first + range.count; ++slot)
+        out.slots_own += (view_.slot(slot).holders.load(std::memory_order_relaxed) & me_->bit()) != 0 ? 1U : 0U;
+  }
+  out.slots_high = slots_high_ = std::max(slots_high_, out.slots_used);
+  out.segments = static_cast<std::uint32_t>(segments_.size());
+  for (std::size_t i = 0; i < view_.queues(); ++i)
+    out.queues += pool::Stamp::of(view_.queue(i).stamp.load(std::memory_order_acquire)).state != 0 ? 1U : 0U;
+  out.queues_limit = view_.queues();
+  for (std::size_t i = 0; i < view_.lanes(); ++i)
+    out.lanes += pool::Stamp::of(view_.lane(i).stamp.load(std::memory_order_acquire)).state != 0 ? 1U : 0U;
+  out.lanes_limit = view_.lanes();
+  out.read_only = read_only_;
+  out.broken = broken();
+  return out;
+}
+
+// Lanes that are over
+
+void Pool::retire(std::unique_ptr<LaneSender> sender, std::uint32_t lane, std::uint32_t serial) {
+  retired_.push_back({std::move(sender), lane, serial});
+}
+
+void Pool::post_finished(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end) {
+  shmbw_lane_finished through{};
+  through.pool = id_;
+  through.lane = lane;
+  through.serial = serial;
+  through.end = end;
+  (void)post<SHMBW_OP_LANE_FINISHED>(*session_, through, Deadline::after(0));
+}
+
+}  // namespace shmb::client

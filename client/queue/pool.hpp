@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// This process in one pool: joined once for each session, shared by all its handles and queues, left with the last of
+// them. It maps the areas and the segments, and adds segments where a class of slots is used up. It notices fork: a
+// child joins again at its first call with an index of its own, and no slot of the parent is the child's.
+//
+// One lock, the participant's, guards everything here and in the queues. It is taken before those of the session.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "base/mapping.hpp"
+#include "client/lane/lane.hpp"
+#include "client/lane/participant.hpp"
+#include "client/region/kept_mappings.hpp"
+#include "client/region/region.hpp"
+#include "client/session/session.hpp"
+#include "proto/pool_layout.hpp"
+
+namespace shmb::client {
+
+class QueueSet;
+
+struct SizeClass {
+  std::uint64_t slot_size = 0;
+  std::uint32_t slots = 0, slots_limit = 0;
+};
+struct PoolSpec {
+  std::string name;
+  std::vector<SizeClass> classes;
+  std::uint64_t group = 0;
+  std::optional<std::int64_t> keep;
+  bool small_pages = false, no_populate = false, replace = false;
+  std::uint32_t lanes = 0, queues = 0;
+  std::uint64_t lane_bytes = 0;
+  // Lazy size classes: `slots` is 0, and the first process that needs a slot creates them. Every opener must pass the
+  // same classes.
+  std::vector<SizeClass> later{};
+};
+
+// How long a call may wait, over all its waits. Only a call that has to wait reads the clock.
+class Wait {
+ public:
+  explicit Wait(std::int64_t given) : none(given == kNoWait), given_(given) {}
+  const bool none;  // no wait at all: FULL or EMPTY instead of DEADLINE
+  Deadline until() {
+    if (!asked_) deadline_ = none ? Deadline::now() : Deadline::after(given_);
+    asked_ = true;
+    return deadline_;
+  }
+
+ private:
+  const std::int64_t given_;
+  bool asked_ = false;
+  Deadline deadline_ = Deadline::now();
+};
+
+// A slot as this process holds it.
+struct Slot {
+  std::byte* data = nullptr;
+  std::uint64_t size = 0, length = 0;
+  std::uint64_t pool = 0, stamp = 0;
+  std::uint32_t index = 0, generation = 0;
+};
+
+struct PoolFacts {
+  std::uint64_t id = 0, group = 0, bytes = 0;
+  std::uint32_t participant = 0, participants = 0;
+  std::uint32_t slots = 0, slots_limit = 0, slots_used = 0, slots_own = 0, slots_high = 0, segments = 0;
+  std::uint32_t queues = 0, queues_limit = 0, lanes = 0, lanes_limit = 0;
+  bool read_only = false, broken = false;
+  struct Class {
+    std::uint64_t slot_size;
+    std::uint32_t slots, slots_used;
+  };
+  std::vector<Class> classes;
+};
+
+class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool> {
+ public:
+  using Lock = std::unique_lock<LocalLock>;
+
+  static Result<std::shared_ptr<Pool>> create(const std::shared_ptr<Session>& session, const PoolSpec& spec,
+                                              std::int64_t timeout);
+  struct Opening {
+    std::string address;
+    std::uint64_t id = 0;  // with an empty address
+    bool read_only = false;
+    std::int64_t wait = 0, timeout = 0;
+    std::span<const SizeClass> later{};  // see PoolSpec
+  };
+  static Result<std::shared_ptr<Pool>> open(const std::shared_ptr<Session>& session, const Opening& opening);
+  Result<std::shared_ptr<Pool>> for_opening(const Opening& opening);  // one more handle of this pool
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // `timeout` is for the broker, where more slots have to be made.
+  Result<Slot> acquire(std::uint64_t length, std::int64_t wait, std::int64_t timeout = 0);
+  Result<void> retain(const Slot& slot);
+  Result<void> release(const Slot& slot);
+  // The same where nothing has to be waited for or made. False: nothing was changed, and the function above gives the
+  // reason.
+  bool acquire_at_once(std::uint64_t length, Slot& slot);
+  bool release_at_once(const Slot& slot);
+  Result<PoolFacts> facts();
+  Result<void> remove();  // its name is free at once; the pool ends with its last participant
+
+  // For queues and messages.
+  std::uint64_t id() const { return id_; }
+  std::uint64_t group() const { return group_; }
+  bool read_only() const { return read_only_; }
+  const std::shared_ptr<Session>& session() const { return session_; }
+  Participant& me() { return *me_; }
+  const pool::View& view() const { return view_; }
+  std::uint64_t stamp() const { return std::uint64_t{me_->index()} << 32 | me_->life(); }
+  std::uint64_t incarnation() const { return incarnation_; }
+  // Notices a fork. It costs one load, unless there was one.
+  Result<void> enter() {
+    if (mark_.intact()) [[likely]]
+      return {};
+    return rejoin();
+  }
+  bool is_fresh_child() const { return !mark_.intact(); }
+  // Held while one thread of a forked child joins, or opens an end of a queue again. It is taken before the lock.
+  std::mutex& held_over_fork() { return held_over_fork_; }
+  std::uint32_t change() const { return view_.header().change.load(std::memory_order_acquire); }
+  bool broken() const { return view_.header().broken.load(std::memory_order_relaxed) != 0; }
+  Error why_broken() const;
+  // No event reports peers that die after the broker. So every wait for a peer also looks at the broker.
+  static constexpr std::int64_t kLookAtBroker = 2'000'000'000, kLookForRoom = 10'000'000;
+  Result<void> broker_there() const;
+
+  // The lock must be held for all functions below.
+  // Sleeper::wait(), which ends with SESSION_LOST when the broker is gone.
+  template <class F>
+  Result<bool> sleep(Sleeper::Masks masks, F&& something_there, Deadline deadline, bool rouse = false) {
+    auto woken = me_->sleeper().wait(masks, something_there, deadline, rouse);
+    if (woken && !*woken)
+      if (auto there = broker_there(); !there) return std::unexpected(there.error());
+    return woken;
+  }
+  Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock, std::int64_t timeout = 0);
+  // nullopt: call take(), which waits, grows, or gives the reason
+  std::optional<std::uint32_t> take_at_once(std::uint64_t length);
+  // The address of a slot's bytes. nullptr: its segment cannot be mapped (the reason is in `why`). `timeout` is for the
+  // broker.
+  std::byte* data(std::uint32_t slot, Error* why = nullptr, std::int64_t timeout = 0) {
+    if (!segments_.empty() && segments_.front().region) [[likely]] {
+      const Segment& first = segments_.front();
+      if (slot - first.first < first.slots) return first.region->data() + (slot - first.first) * first.stride;
+    }
+    return find_data(slot, why, timeout);
+  }
+  // Call after publishing a message with this slot, see Participant::look_ahead.
+  void look_ahead(std::uint32_t slot) {
+    const auto next = me_->look_ahead(slot);
+    if (next && is_mapped(*next)) prefetch_to_write(data(*next));
+  }
+  std::byte* data_if_mapped(std::uint32_t slot) const;  // as data(), without asking the broker
+  bool is_mapped(std::uint32_t slot) const { return data_if_mapped(slot) != nullptr; }
+  std::uint64_t slot_size(std::uint32_t slot) { return me_->slot_size(slot).value_or(0); }
+  // An existing reference becomes the user's. References of messages in flight are separate: a user that releases once
+  // too often must not take them.
+  Slot give_to_user(std::uint32_t slot, std::uint64_t length);
+  Result<void> check(const Slot& slot);
+  bool usable(const Slot& slot) const {  // as check()
+    return slot.pool == id_ && slot.stamp == stamp() && slot.index < view_.slots() && users_[slot.index] != 0 &&
+           slot.generation == me_->generation(slot.index);
+  }
+  // Whether the pool has slots of that size. Waits while its maker still adds them.
+  Result<bool> has_slots_for(std::uint64_t length, Wait& wait, Lock& lock);
+  std::uint64_t largest_class() const { return classes_.empty() ? 0 : classes_.back().slot_size; }
+  void notice();  // maps new segments, and drops lanes of closed queues that were read
+  KeptMappings& kept_mappings() { return kept_mappings_; }
+  // A lane that this process does not write any more. Its messages stay held until they are read.
+  void retire(std::unique_ptr<LaneSender> sender, std::uint32_t lane, std::uint32_t serial);
+  void post_finished(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end);
+
+  // Doorbells, for waiting in event loops (queue_set.cpp).
+  Result<int> doorbell(Lock& lock);
+  bool arm(QueueSet& set);  // false: it has something already
+  void disarm(QueueSet& set);
+  void pass_on();                  // see QueueSet::pass_on, for all that are armed
+  bool ring_heard(QueueSet& set);  // false: it is at its end, because a peer has shut it down
+  // Asks for the doorbells of these participants ahead, so that a later message needs only its reader. One request is
+  // open at a time. For a doorbell that is missing when needed, the broker rings.
+  void want_bells(std::uint64_t participants);
+  void fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock);  // waits for them until the deadline
+  int doorbell_descriptor() const { return bell_.ours ? bell_.ours.get() : -1; }
+
+  // A forked child joins under the first of these locks. It also keeps `me_` the same.
+  void lock_for_fork() override {
+    held_over_fork_.lock();
+    me_->lock().lock();
+  }
+  void unlock_after_fork() override {
+    me_->lock().unlock();
+    held_over_fork_.unlock();
+  }
+
+ private:
+  struct Segment {
+    std::uint32_t first = 0, slots = 0;
+    std::uint64_t stride = 0, bytes = 0;
+    Region::Handle region;
+  };
+  struct Class {
+    std::uint64_t slot_size = 0;
+    std::uint32_t slots = 0, limit = 0;
+    std::vector<SlotRange> ranges;
+  };
+  struct Retired {
+    std::unique_ptr<LaneSender> sender;
+    std::uint32_t lane, serial;
+  };
+  struct PeerBell {
+    std::uint32_t life = 0;
+    std::int64_t not_before = 0;  // the request was refused: the next time to ask
+    std::uint64_t rung = 0;       // the sleep for which the broker was asked to ring
+    Fd fd;
+  };
+  static constexpr std::int64_t kAskAgainAfter = 10'000'000'000;  // after a request for a peer's doorbell that failed
+  struct AskedBell {
+    std::uint32_t participant = 0, life = 0;
+    std::shared_ptr<Channel::Later> answer;  // null: no request is open
+  };
+
+  Pool(std::shared_ptr<Session> session, bool read_only) : session_(std::move(session)), read_only_(read_only) {}
+  Result<void> map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes);
+  void begin(std::uint32_t index, std::uint32_t life);
+  void expect(std::span<const SizeClass> later);
+  Result<void> rejoin();
+  Result<void> add_segment(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout);
+  Result<void> grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout,
+                    Lock& lock);
+  void read_segments();
+  Result<void> await_whole(Deadline deadline);
+  Error attach_segments(std::int64_t timeout);
+  std::byte* find_data(std::uint32_t slot, Error* why, std::int64_t timeout);
+  Class* class_for(std::uint64_t length);
+  std::uint32_t may_grow(const Class& wanted) const;
+  bool is_being_made() const;
+  int bell_of(std::uint32_t participant, std::uint32_t life, bool dead);
+  bool has_bell(std::uint32_t participant, std::uint32_t life) const {
+    return bells_[participant].fd && bells_[participant].life == life;
+  }
+  shmbw_pool_doorbell bell_request(std::uint32_t flag, std::uint32_t participant, std::uint32_t life) const;
+  void ask_for_bell(std::uint32_t participant, std::uint32_t life);
+  void take_asked_bell();
+  void note_bell(std::uint32_t participant, std::uint32_t life, std::vector<Fd>& fds);
+  template <class F>
+  void for_bells_missing(std::uint64_t participants, F&& act);
+  std::uint32_t count_used(const std::vector<SlotRange>& ranges) const;
+  std::vector<std::atomic<std::uint64_t>*> armed_masks();
+
+  const std::shared_ptr<Session> session_;
+  const bool read_only_;
+  ForkMark mark_;
+  std::mutex held_over_fork_;
+  std::uint64_t id_ = 0, group_ = 0, parent_stamp_ = 0;
+  std::atomic<std::uint64_t> incarnation_ = 1;
+  Mapping directory_, control_;
+  pool::View view_;
+  std::vector<std::unique_ptr<Participant>> former_;  // those of the parent, to which handles may still refer
+  std::unique_ptr<Participant> me_;
+  std::vector<Retired> retired_;
+  KeptMappings kept_mappings_;
+  std::vector<std::uint32_t> users_;  // references that the user has, by slot
+  std::vector<Segment> segments_;
+  std::vector<Class> classes_;
+  std::uint32_t seen_change_ = 0, slots_ = 0, slots_high_ = 0;
+  std::uint32_t leave_flags_ = 0;
+  bool small_pages_ = false, no_populate_ = false, growing_ = false, enrolled_ = false;
+
+  struct {
+    // The broker gives `theirs` to peers. It is kept here: without any holder but the broker, `ours` would read as
+    // closed while peers come and go.
+    Fd ours, theirs;
+    bool set = false;  // the broker has confirmed it
+  } bell_;
+  std::array<PeerBell, pool::kParticipants> bells_;
+  AskedBell asked_bell_;
+  std::vector<QueueSet*> armed_;
+};
+
+}  // namespace shmb::client

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// ATTACH, in batches and with waiting. No request waits inside the broker: waiting is a subscription, made here, and
+// another ATTACH once it has fired.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/sys_process.hpp"
+#include "client/region/obtain.hpp"
+#include "client/session/call.hpp"
+#include "client/session/late_reply.hpp"
+#include "client/session/views.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::client {
+namespace {
+
+std::uint32_t rights_of(const AttachItem& item) {
+  return item.rights != 0 ? item.rights : static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ);
+}
+
+Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, const SessionFacts& broker,
+                                     const AttachItem& item, const shmbw_attach_reply& granted, Fd fd,
+                                     ReadyReport& ready) {
+  const Granted grant{granted.region, granted.rights, granted.length, granted.bytes};
+  const shmbw_region_ref asked = item.target.by == SHMBW_ATTACH_BY_ID ? item.target.region : shmbw_region_ref{};
+  if (auto fine = check_grant(grant, asked, rights_of(item)); !fine) return std::unexpected(fine.error());
+  RegionFacts facts;
+  facts.ref = granted.region;
+  facts.epoch = broker.epoch;
+  facts.length = granted.length;
+  facts.bytes = granted.bytes;
+  facts.group = granted.group;
+  facts.rights = rights_of(item);  // the lease has those of the session's other handles too
+  facts.state = granted.state;
+  facts.page_kind = granted.page_kind;
+  facts.flags = granted.flags;
+  if ((item.flags & kAttachUnmapped) != 0) return std::make_shared<Region>(session, facts, Mapping(), Fd());
+  const bool writes = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0;
+  auto mapping = map_whole(fd.get(), facts.length, facts.bytes, writes ? Access::read_write : Access::read);
+  if (!mapping) return std::unexpected(mapping.error());
+  // Only what has memory behind it: reading a hole through a mapping allocates the page, charged to the reader.
+  const bool has_pages = facts.page_kind == SHMBW_PAGE_KIND_SMALL || facts.page_kind == SHMBW_PAGE_KIND_HUGE ||
+                         facts.page_kind == SHMBW_PAGE_KIND_MIXED;
+  if (has_pages && (item.flags & kAttachNoPopulate) == 0 && facts.bytes <= kPopulateByDefault)
+    (void)map_existing(*mapping, writes ? Access::read_write : Access::read, false);
+  // Every writer reports, or nobody else could publish the region; the pages are the creator's to describe.
+  if (writes) ready.add(facts.ref, {0, SHMBW_PAGE_KIND_UNKNOWN});
+  return std::make_shared<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
+}
+
+Result<shmbw_attach> attach_request(const AttachItem& item, std::uint64_t epoch) {
+  shmbw_attach request{};
+  request.by = item.target.by;
+  request.rights = rights_of(item);
+  if ((item.flags & kAttachUnmapped) != 0) request.flags |= SHMBW_ATTACH_NO_FD;
+  if ((item.flags & kAttachTimeline) != 0) request.flags |= SHMBW_ATTACH_TIMELINE;
+  switch (item.target.by) {
+    case SHMBW_ATTACH_BY_ID:
+      if (item.target.epoch != 0 && item.target.epoch != epoch)
+        return error(Status::stale, "the region's identity is from another life of the broker");
+      request.region = item.target.region;
+      break;
+    case SHMBW_ATTACH_BY_NAME:
+      if (item.target.address.owner_uid) {
+        request.flags |= SHMBW_ATTACH_OWNER_GIVEN;
+        request.owner_uid = *item.target.address.owner_uid;
+      }
+      request.group_len = static_cast<std::uint16_t>(item.target.address.group.size());
+      request.name_len = static_cast<std::uint16_t>(item.target.address.name.size());
+      break;
+    case SHMBW_ATTACH_BY_TICKET:
+      std::memcpy(request.ticket, item.target.ticket.bytes.data(), sizeof request.ticket);
+      break;
+    default:
+      return error(Status::invalid, "an attach names its region by address, by identity or by ticket");
+  }
+  return request;
+}
+
+void attach_batch(const std::shared_ptr<Session>& session, std::span<const AttachItem> items, Deadline deadline,
+                  std::span<Result<Region::Handle>> out) {
+  const SessionFacts broker = session->facts();
+  std::vector<std::size_t> sent;
+  std::vector<shmbw_attach> requests;
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    auto request = attach_request(items[i], broker.epoch);
+    if (!request) {
+      out[i] = std::unexpected(request.error());
+      continue;
+    }
+    sent.push_back(i);
+    requests.push_back(*request);
+    if (items[i].target.by != SHMBW_ATTACH_BY_NAME) continue;
+    names.push_back(items[i].target.address.group);
+    names.push_back(items[i].target.address.name);
+  }
+  if (sent.empty()) return;
+  auto answers = call_batch<SHMBW_OP_ATTACH>(*session, requests, names, deadline);
+  if (!answers) {
+    for (std::size_t i : sent) out[i] = std::unexpected(answers.error());
+    return;
+  }
+  ReadyReport ready;
+  for (const std::size_t i : sent) {
+    auto& result = out[i];
+    auto granted = answers->next();
+    if (!granted) {
+      result = std::unexpected(session->of_broker(std::move(granted.error())));
+      continue;
+    }
+    const bool unmapped = (items[i].flags & kAttachUnmapped) != 0;
+    auto fd = unmapped ? Result<Fd>(Fd()) : take_fd(answers->reply, granted->outcome);
+    result =
+        fd ? without_throwing([&] { return finish_attach(session, broker, items[i], *granted, std::move(*fd), ready); })
+           : Result<Region::Handle>(std::unexpected(fd.error()));
+    if (!result) {
+      (void)post_release(*session, granted->region, 0);
+      // Where the session has other handles the lease stays, and with it what they have mapped.
+      if ((rights_of(items[i]) & SHMBW_RIGHT_MAP_WRITE) != 0) ready.add(granted->region, {0, SHMBW_PAGE_KIND_UNKNOWN});
+    }
+  }
+  ready.post(*session);
+}
+
+Result<void> wait_for(Session::OwnWatch& watch, Result<void> begun, Deadline deadline) {
+  if (!begun || watch.state() != 0) return begun;
+  auto event = watch.await(deadline);
+  if (!event) return std::unexpected(event.error());
+  return {};
+}
+
+// Until the region is ready, or gone: then the next ATTACH tells.
+Result<void> wait_for_writer(Session& session, const Target& target, Deadline deadline) {
+  WatchSpec spec;
+  spec.kind = SHMBW_WATCH_KIND_REGION;
+  spec.region = target.region;
+  if (target.by == SHMBW_ATTACH_BY_NAME) {
+    auto row = find_region(session, target.address, Deadline::after(0));
+    if (!row) return row.error().status == Status::not_found ? Result<void>{} : std::unexpected(row.error());
+    spec.region = row->record.region;
+  }
+  Session::OwnWatch watch(session);
+  auto begun =
+      target.by == SHMBW_ATTACH_BY_TICKET ? error(Status::not_found, "") : watch.begin(spec, Deadline::after(0));
+  if (!begun && begun.error().status == Status::not_found) {
+    // The bearer of a ticket may not watch a region that it has no lease on: it looks again instead.
+    sys::rest(5'000'000);
+    return {};
+  }
+  return wait_for(watch, std::move(begun), deadline);
+}
+
+Result<void> wait_for_name(Session& session, const names::Address& address, Deadline deadline) {
+  WatchSpec spec;
+  spec.kind = SHMBW_WATCH_KIND_NAME;
+  if (address.owner_uid) spec.address = std::to_string(*address.owner_uid) + ":";
+  if (!address.group.empty()) spec.address += address.group + "/";
+  spec.address += address.name;
+  Session::OwnWatch watch(session);
+  return wait_for(watch, watch.begin(spec, Deadline::after(0)), deadline);
+}
+
+}  // namespace
+
+Result<Target> Target::at(const std::string& address) {
+  auto parsed = names::parse_region(address);
+  if (!parsed) return std::unexpected(parsed.error());
+  Target target;
+  target.by = SHMBW_ATTACH_BY_NAME;
+  target.address = std::move(*parsed);
+  return target;
+}
+
+Target Target::with_id(shmbw_region_ref region, std::uint64_t epoch) {
+  Target target;
+  target.by = SHMBW_ATTACH_BY_ID;
+  target.region = region;
+  target.epoch = epoch;
+  return target;
+}
+
+Target Target::with_ticket(const Token& ticket) {
+  Target target;
+  target.by = SHMBW_ATTACH_BY_TICKET;
+  target.ticket = ticket;
+  return target;
+}
+
+Handles attach_regions(const std::shared_ptr<Session>& session, std::span<const AttachItem> items,
+                       std::int64_t timeout) {
+  Handles results = unset_handles(items.size());
+  if (session->is_local()) {
+    for (auto& result : results) result = needs_broker("names, identities and tickets");
+    return results;
+  }
+  const std::size_t batch = session->facts().max_batch;
+  for (std::size_t first = 0; first < items.size(); first += batch) {
+    const std::size_t count = std::min(batch, items.size() - first);
+    attach_batch(session, items.subspan(first, count), Deadline::after(timeout),
+                 std::span(results).subspan(first, count));
+  }
+  return results;
+}
+
+Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, const AttachItem& item,
+                                     std::int64_t timeout, std::int64_t wait) {
+  if (session->is_local()) return needs_broker("names, identities and tickets");
+  const Deadline name_deadline = wait == 0 ? Deadline::now() : Deadline::after(wait);
+  const Deadline writer_deadline = wait == 0 ? Deadline::after(timeout) : Deadline::after(wait);
+  for (;;) {
+    Handles result = unset_handles(1);
+    attach_batch(session, std::span(&item, 1), Deadline::after(timeout), result);
+    if (result[0]) return std::move(result[0]);
+    const Status why = result[0].error().status;
+    Result<void> waited;
+    if (why == Status::not_found && item.target.by == SHMBW_ATTACH_BY_NAME && wait != 0 && wait != kNoWait)
+      waited = wait_for_name(*session, item.target.address, name_deadline);
+    else if (why == Status::not_ready && !writer_deadline.passed())
+      waited = wait_for_writer(*session, item.target, writer_deadline);
+    else return std::move(result[0]);
+    if (!waited && waited.error().status == Status::deadline) {
+      waited.error().sentence += ": " + result[0].error().sentence;
+      return std::unexpected(waited.error());
+    }
+    if (!waited) return std::unexpected(waited.error());
+  }
+}
+
+Result<void> unname(Session& session, const Target& target, Deadline deadline) {
+  if (session.is_local()) return needs_broker("names");
+  const auto reach = [&](std::uint32_t rights) -> Result<shmbw_attach_reply> {
+    AttachItem item{target, rights, kAttachUnmapped};
+    auto request = attach_request(item, session.facts().epoch);
+    if (!request) return std::unexpected(request.error());
+    auto answer = call<SHMBW_OP_ATTACH>(session, *request, {target.address.group, target.address.name}, deadline);
+    if (!answer) return std::unexpected(answer.error());
+    return answer->fixed;
+  };
+  // Asked for writing first: a read-only grant would close writing to a region that is in use.
+  auto element = reach(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_RELEASE);
+  if (!element && element.error().status == Status::write_closed)
+    element = reach(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_RELEASE);
+  if (!element) return std::unexpected(session.of_broker(std::move(element.error())));
+  if (target.by == SHMBW_ATTACH_BY_ID && element->region.id != target.region.id)
+    return error(Status::protocol, "the broker's answer to ATTACH is of another region");
+  // From here on the handle's own way of releasing with the name serves.
+  RegionFacts facts;
+  facts.ref = element->region;
+  facts.bytes = element->bytes;
+  facts.rights = element->rights;
+  Region handle(session.shared_from_this(), facts, Mapping(), Fd());
+  return handle.release(kReleaseUnname | kReleaseNoRecycle);
+}
+
+void undo_attach(LateReply& late) { late.release_granted<shmbw_attach_reply>(0); }
+
+}  // namespace shmb::client

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// CREATE, in batches: room is looked for before the broker is asked, memory is put behind the region before the caller
+// gets it, recycled memory is zeroed unless the caller does not mind.
+#include <algorithm>
+#include <cstring>
+
+#include "client/region/headroom.hpp"
+#include "client/region/obtain.hpp"
+#include "client/session/call.hpp"
+#include "client/session/late_reply.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::client {
+namespace {
+
+bool populates(const CreateItem& item, bool strict) {
+  if ((item.flags & (kCreateNoPopulate | kCreateUnmapped)) != 0) return false;
+  return item.length <= kPopulateByDefault || strict;
+}
+
+// What can be told before the broker is asked.
+Result<void> check_item(const CreateItem& item, bool strict) {
+  if (item.length > kMaxLength)
+    return error(Status::invalid, "a region has fewer than 2^47 bytes, asked " + std::to_string(item.length));
+  if (!item.name.empty())
+    if (auto checked = names::check(item.name, "region name"); !checked) return checked;
+  if (strict && !populates(item, strict))
+    return error(Status::unsupported,
+                 "an unpopulated region is refused while vm.overcommit_memory is 2: touching it could be a SIGBUS; "
+                 "create it populated");
+  return {};
+}
+
+Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, const SessionFacts& broker,
+                                     const CreateItem& item, const shmbw_create_reply& granted, Fd fd, bool strict,
+                                     ReadyReport& ready) {
+  const std::uint32_t rights = item.rights != 0 ? item.rights : std::uint32_t{SHMBW_RIGHT_KNOWN};
+  const Granted grant{granted.region, granted.rights, item.length, granted.bytes};
+  if (auto fine = check_grant(grant, {}, rights); !fine) return std::unexpected(fine.error());
+  if (granted.group == 0 || (item.group != 0 && granted.group != item.group))
+    return error(Status::protocol, "the broker's answer is not what was asked for: the region is in group #" +
+                                       std::to_string(granted.group));
+  RegionFacts facts;
+  facts.ref = granted.region;
+  facts.epoch = broker.epoch;
+  facts.length = item.length;
+  facts.bytes = granted.bytes;
+  facts.group = granted.group;
+  facts.rights = rights;
+  facts.state = SHMBW_REGION_STATE_CREATED;
+  facts.page_kind = SHMBW_PAGE_KIND_UNPOPULATED;
+  facts.flags = SHMBW_REGION_WRITE_OPEN;
+  facts.small_pages = (item.flags & kCreateSmallPages) != 0;
+  facts.name_at_publish = (item.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0;
+  if (!item.name.empty() && !facts.name_at_publish) facts.flags |= SHMBW_REGION_NAMED;
+  if ((item.flags & SHMBW_CREATE_MANY_WRITERS) != 0) facts.flags |= SHMBW_REGION_MANY_WRITERS;
+  const bool dirty = (granted.flags & SHMBW_CREATED_DIRTY) != 0;
+  if ((item.flags & SHMBW_CREATE_HEAP) != 0) facts.flags |= SHMBW_REGION_HEAP;
+  if (dirty) facts.flags |= SHMBW_REGION_DIRTY_BIRTH;
+  facts.recycled = dirty;
+  if (auto fits = check_memory(fd.get(), facts.length, facts.bytes); !fits) return std::unexpected(fits.error());
+  if ((item.flags & kCreateUnmapped) != 0) {
+    ready.add_unmapped(facts.ref);
+    return std::make_shared<Region>(session, facts, Mapping(), Fd());
+  }
+
+  const Access access = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? Access::read_write : Access::read;
+  auto mapping = map_checked(fd.get(), 0, facts.bytes, access);
+  if (!mapping) return std::unexpected(mapping.error());
+  Populated populated{0, SHMBW_PAGE_KIND_UNPOPULATED};
+  if (access == Access::read_write && (populates(item, strict) || dirty)) {
+    auto filled = populate_fresh(*mapping, fd.get(), (item.flags & kCreateSmallPages) != 0);
+    if (!filled) return std::unexpected(filled.error());
+    populated = *filled;
+    if (dirty && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0) std::memset(mapping->data(), 0, facts.bytes);
+  }
+  facts.populated = populated.bytes;
+  facts.page_kind = populated.kind;
+  if (access == Access::read_write) {
+    ready.add(facts.ref, populated);
+    facts.state = SHMBW_REGION_STATE_READY;
+  }
+  return std::make_shared<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
+}
+
+// Which of the items travel, and how.
+struct Portion {
+  std::span<const std::size_t> which;
+  bool strict = false;
+  bool recycled_only = false;  // what is populated, from recycled memory: fresh memory has no room
+};
+
+void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateItem> items, const Portion& portion,
+                Deadline deadline, std::span<Result<Region::Handle>> out) {
+  const std::span<const std::size_t> sent = portion.which;
+  const bool strict = portion.strict;
+  const auto all = [&](const Error& failure) {
+    for (const std::size_t i : sent) out[i] = std::unexpected(failure);
+  };
+  std::vector<shmbw_create> requests;
+  std::vector<std::string_view> names;
+  requests.reserve(sent.size());
+  names.reserve(sent.size());
+  for (const std::size_t i : sent) {
+    const CreateItem& item = items[i];
+    shmbw_create request{};
+    request.group = item.group;
+    request.length = item.length;
+    request.keep = item.keep;
+    request.flags = item.flags & SHMBW_CREATE_KNOWN & ~std::uint32_t{SHMBW_CREATE_RECYCLED_ONLY};
+    // Old contents could only be zeroed by touching every page, which is what this caller does not want.
+    if (!populates(item, strict) && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0)
+      request.flags |= SHMBW_CREATE_NO_RECYCLE;
+    if (portion.recycled_only && populates(item, strict)) request.flags |= SHMBW_CREATE_RECYCLED_ONLY;
+    request.rights = item.rights;
+    request.name_len = static_cast<std::uint16_t>(item.name.size());
+    requests.push_back(request);
+    names.push_back(item.name);
+  }
+  auto answers = call_batch<SHMBW_OP_CREATE>(*session, requests, names, deadline);
+  if (!answers) return all(answers.error());
+  const SessionFacts broker = session->facts();
+  ReadyReport ready;
+  for (const std::size_t i : sent) {
+    auto& result = out[i];
+    const CreateItem& item = items[i];
+    auto granted = answers->next();
+    if (!granted) {
+      result = std::unexpected(granted.error());
+      continue;
+    }
+    auto fd = take_fd(answers->reply, granted->outcome);
+    result = fd ? without_throwing(
+                      [&] { return finish_create(session, broker, item, *granted, std::move(*fd), strict, ready); })
+                : Result<Region::Handle>(std::unexpected(fd.error()));
+    if (!result) (void)post_release(*session, granted->region, item.name.empty() ? 0U : unsigned{SHMBW_RELEASE_UNNAME});
+    else if (item.group == 0) session->note_group(granted->group);
+  }
+  ready.post(*session);
+}
+
+std::uint64_t populated_bytes(std::span<const CreateItem> items, std::span<const std::size_t> which, bool strict) {
+  std::uint64_t bytes = 0;
+  for (const std::size_t i : which)
+    if (populates(items[i], strict)) bytes += rounded_bytes(items[i].length);
+  return bytes;
+}
+
+// Recycled memory needs no room: it has its pages. So where there is no room for all, the group's shelf is asked first,
+// and what it does not have needs room, for which the shelf is given up.
+void create_batch(const std::shared_ptr<Session>& session, std::span<const CreateItem> items, bool strict,
+                  std::int64_t timeout, std::span<Result<Region::Handle>> out) {
+  const Deadline deadline = Deadline::after(timeout);
+  // Elements that are wrong in themselves do not travel.
+  std::vector<std::size_t> sent;
+  for (std::size_t i = 0; i < items.size(); ++i)
+    if (auto checked = check_item(items[i], strict); checked) sent.push_back(i);
+    else out[i] = std::unexpected(checked.error());
+  if (sent.empty()) return;
+  const std::uint64_t populated = populated_bytes(items, sent, strict);
+  if (populated == 0 || check_headroom(populated))
+    return send_batch(session, items, {sent, strict, false}, deadline, out);
+
+  send_batch(session, items, {sent, strict, true}, deadline, out);
+  std::erase_if(sent, [&](std::size_t i) {
+    return !populates(items[i], strict) || out[i] || out[i].error().status != Status::no_memory;
+  });
+  if (sent.empty()) return;
+  if (auto room = find_headroom(*session, populated_bytes(items, sent, strict), deadline); !room)
+    for (const std::size_t i : sent) out[i] = std::unexpected(room.error());
+  else send_batch(session, items, {sent, strict, false}, deadline, out);
+}
+
+}  // namespace
+
+Handles create_regions(const std::shared_ptr<Session>& session, std::span<const CreateItem> items,
+                       std::int64_t timeout) {
+  Handles results = unset_handles(items.size());
+  bool looks = false;
+  for (const CreateItem& item : items) looks |= !populates(item, false);
+  const bool strict = looks && strict_overcommit();
+  if (session->is_local()) {
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      auto checked = check_item(items[i], strict);
+      results[i] = checked ? create_local(session, items[i]) : Result<Region::Handle>(std::unexpected(checked.error()));
+    }
+    return results;
+  }
+  const std::size_t batch = session->facts().max_batch;
+  for (std::size_t first = 0; first < items.size(); first += batch) {
+    const std::size_t count = std::min(batch, items.size() - first);
+    create_batch(session, items.subspan(first, count), strict, timeout, std::span(results).subspan(first, count));
+  }
+  return results;
+}
+
+Result<Region::Handle> create_region(const std::shared_ptr<Session>& session, const CreateItem& item,
+                                     std::int64_t timeout) {
+  return std::move(create_regions(session, std::span(&item, 1), timeout)[0]);
+}
+
+void undo_create(LateReply& late) { late.release_granted<shmbw_create_reply>(SHMBW_RELEASE_UNNAME); }
+
+}  // namespace shmb::client

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// MADV_COLLAPSE (6.1 for shmem) works also with shmem_enabled=never, but not on a range without any page. So one page
+// per 2 MiB is touched first. It sometimes fails for lack of a free huge page, or because a page is in motion. Then it
+// is retried, and the rest is filled with 4 KiB pages.
+#include "client/region/populate.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/compat.hpp"
+#include "base/sys_memory.hpp"
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+
+namespace shmb::client {
+namespace {
+
+std::unexpected<Error> out_of_memory(Errno code, std::uint64_t bytes) {
+  auto failure = system_failure(code, "populating " + format_size(bytes));
+  switch (code.value) {
+    case ENOMEM:
+    case ENOSPC:
+    case EFAULT:     // MADV_POPULATE where a store would be SIGBUS
+    case EHWPOISON:  // broken memory
+      failure.error().status = Status::no_memory;
+      failure.error().shortage.slot = SHMBW_SLOT_MEMORY;
+      failure.error().shortage.asked = bytes;
+      break;
+    default:
+      break;
+  }
+  return failure;
+}
+
+// EINTR and EAGAIN leave a part done; the call may simply be repeated (madvise(2)).
+Sys<void> advise(std::byte* from, std::size_t length, int advice) {
+  for (int attempt = 0;; ++attempt) {
+    auto done = sys::madvise(from, length, advice);
+    if (done || done.error().value != EAGAIN || attempt == 2) return done;
+  }
+}
+
+using Range = std::span<std::byte>;
+
+// Fills every page of the range. Before 5.14 fallocate reserves the file's pages, if the range is the whole file. That
+// returns an errno as well.
+Sys<void> fill(Range range, int fd) {
+  auto filled = advise(range.data(), range.size(), MADV_POPULATE_WRITE);
+  if (filled || filled.error().value != EINVAL || fd < 0) return filled;
+  return sys::allocate(fd, 0, range.size());
+}
+
+// One page in each 2 MiB, so that a collapse has something to start from.
+Sys<void> seed(Range range) {
+  for (std::size_t at = 0; at < range.size(); at += kHugePage)
+    if (auto touched = advise(range.data() + at, kSmallPage, MADV_POPULATE_WRITE); !touched) return touched;
+  return {};
+}
+
+bool collapse(Range range) {
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    auto collapsed = sys::madvise(range.data(), range.size(), MADV_COLLAPSE);
+    if (collapsed) return true;
+    if (collapsed.error().value == EINVAL || collapsed.error().value == EPERM) return false;  // this kernel cannot
+  }
+  return false;
+}
+
+Range whole(const Mapping& mapping) { return {mapping.data(), mapping.size()}; }
+
+// Populates a range of whole 2 MiB with huge pages as far as possible. Returns its kind, or the error for a page that
+// could not be had.
+Sys<shmbw_page_kind> populate_huge(Range range, int fd) {
+  shmbw_page_kind kind = SHMBW_PAGE_KIND_SMALL;
+  if (shmem_takes_huge_advice()) {
+    (void)sys::madvise(range.data(), range.size(), MADV_HUGEPAGE);
+    if (auto filled = fill(range, fd); !filled) return std::unexpected(filled.error());
+    return collapse(range) ? SHMBW_PAGE_KIND_HUGE : SHMBW_PAGE_KIND_MIXED;  // nothing to do if all are huge
+  }
+  auto seeded = seed(range);
+  if (!seeded && seeded.error().value != EINVAL) return std::unexpected(seeded.error());
+  if (seeded) {
+    if (collapse(range)) return SHMBW_PAGE_KIND_HUGE;
+    // A collapse that began has made some of them huge; one that the kernel does not know has made none.
+    if (sys::madvise(range.data(), kHugePage, MADV_COLLAPSE)) kind = SHMBW_PAGE_KIND_MIXED;
+  }
+  if (auto filled = fill(range, fd); !filled) return std::unexpected(filled.error());
+  return kind;
+}
+
+bool can_be_huge(const Mapping& mapping) {
+  return mapping.size() >= kHugePage && mapping.size() % kHugePage == 0 &&
+         reinterpret_cast<std::uintptr_t>(mapping.data()) % kHugePage == 0;
+}
+
+}  // namespace
+
+bool shmem_takes_huge_advice() {
+  static const bool takes = [] {
+    const auto setting = sys::read_file("/sys/kernel/mm/transparent_hugepage/shmem_enabled").value_or(std::string{});
+    return setting.find("[always]") != setting.npos || setting.find("[within_size]") != setting.npos ||
+           setting.find("[advise]") != setting.npos || setting.find("[force]") != setting.npos;
+  }();
+  return takes;
+}
+
+Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_pages) {
+  Populated result{mapping.size(), SHMBW_PAGE_KIND_SMALL};
+  if (!small_pages && can_be_huge(mapping)) {
+    auto kind = populate_huge(whole(mapping), fd);
+    if (!kind) return out_of_memory(kind.error(), mapping.size());
+    result.kind = *kind;
+    return result;
+  }
+  if (auto filled = fill(whole(mapping), fd); !filled) return out_of_memory(filled.error(), mapping.size());
+  return result;
+}
+
+Result<Populated> populate_part(const Mapping& mapping, std::uint64_t offset, std::uint64_t length, Access access,
+                                bool small_pages) {
+  if (length == 0 || offset >= mapping.size() || length > mapping.size() - offset)
+    return error(Status::invalid, "the part lies outside of the mapping");
+  auto up = [](std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; };
+  const std::uint64_t first = offset / kSmallPage * kSmallPage;
+  const std::uint64_t end = std::min<std::uint64_t>(up(offset + length, kSmallPage), up(mapping.size(), kSmallPage));
+  Populated result{end - first, SHMBW_PAGE_KIND_SMALL};
+  // The whole huge pages in it, and the parts before and after them.
+  std::uint64_t huge = end, huge_end = end;
+  if (access == Access::read_write && !small_pages && can_be_huge(mapping) &&
+      up(first, kHugePage) < end / kHugePage * kHugePage) {
+    huge = up(first, kHugePage);
+    huge_end = end / kHugePage * kHugePage;
+    auto kind = populate_huge({mapping.data() + huge, huge_end - huge}, -1);
+    if (!kind && kind.error().value != EINVAL) return out_of_memory(kind.error(), end - first);
+    if (kind)
+      result.kind = *kind == SHMBW_PAGE_KIND_HUGE && huge_end - huge != end - first ? SHMBW_PAGE_KIND_MIXED : *kind;
+    else huge = huge_end = end;
+  }
+  for (const auto& [from, to] : {std::pair(first, huge), std::pair(huge_end, end)}) {
+    if (from == to) continue;
+    auto done = advise(mapping.data() + from, to - from,
+                       access == Access::read_write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    if (!done && done.error().value == EINVAL)
+      return error(Status::unsupported, "populating a part needs MADV_POPULATE (Linux 5.14)");
+    if (!done) return out_of_memory(done.error(), end - first);
+  }
+  return result;
+}
+
+shmbw_page_kind map_existing(const Mapping& mapping, Access access, bool look_for_huge) {
+  if (look_for_huge && can_be_huge(mapping) && collapse(whole(mapping))) return SHMBW_PAGE_KIND_HUGE;
+  (void)access;  // reading enters the pages for writing too where the mapping is shared and writable (measured: no
+                 // faults)
+  (void)advise(mapping.data(), mapping.size(), MADV_POPULATE_READ);
+  return SHMBW_PAGE_KIND_SMALL;
+}
+
+}  // namespace shmb::client

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// Looks run one after the other on one thread. The broker's thread takes over what they find.
+#include "daemon/gpu/device.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/refuse.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::daemon {
+
+UidCharge::UidCharge(Ledger& ledger, std::uint32_t uid, Charge charge)
+    : ledger_(&ledger), uid_(uid), charge_(std::move(charge)) {
+  ledger.hold_uid(uid);
+}
+
+UidCharge::UidCharge(UidCharge&& other) noexcept
+    : ledger_(std::exchange(other.ledger_, nullptr)), uid_(other.uid_), charge_(std::move(other.charge_)) {}
+
+UidCharge::~UidCharge() {
+  charge_.give_back();
+  if (ledger_) ledger_->drop_uid(uid_);
+}
+
+GpuNode::GpuNode(Ledger& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid)
+    : ledger(owner), hold(how), minor(number), charge(std::move(paid)), fd(std::move(node)) {
+  if (fd) ++ledger.open_descriptors;
+}
+
+GpuNode::~GpuNode() {
+  if (!fd) return;
+  --ledger.open_descriptors;
+  // The last close of a GPU's node tears the GPU down, which takes time. Without a thread the node is closed here.
+  (void)ledger.closer.close(fd);
+  fd.reset();
+  if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
+}
+
+GpuDevice* find_device(Session& session, const sys::GpuUuid& uuid) {
+  auto at = std::ranges::find(session.gpu_devices, uuid, &GpuDevice::uuid);
+  return at == session.gpu_devices.end() ? nullptr : &*at;
+}
+
+bool GpuLooker::look(Look look, int wake_fd) {
+  std::lock_guard lock(threads_->mutex);
+  threads_->wake = wake_fd;
+  if (threads_->threads == 0 && !threads_.start()) return false;
+  if (threads_->looks.size() >= kLooksAtMost) return false;
+  threads_->looks.push_back(std::move(look));
+  threads_->ready.notify_one();
+  return true;
+}
+
+std::vector<GpuLooker::Found> GpuLooker::finished() {
+  std::lock_guard lock(threads_->mutex);
+  return std::exchange(threads_->finished, {});
+}
+
+namespace {
+
+GpuLooker::Found look_at(GpuLooker::Look look) {
+  GpuLooker::Found found;
+  found.look = std::move(look);
+  auto failed = [&](const std::string& what, Errno code) {
+    found.code = code.value;
+    found.text = what + ": " + errno_text(code.value);
+  };
+  auto information = sys::gpu_information(found.look.pci);
+  if (!information) {
+    failed("looking for GPU " + quoted(found.look.pci) + " in /proc/driver/nvidia", information.error());
+    return found;
+  }
+  // A UUID other than the GPU's own is that of a MIG device on it, which /proc does not list.
+  found.minor = information->minor;
+  auto node = sys::open_gpu_node(found.minor);
+  if (!node) failed("opening " + sys::gpu_node_path(found.minor), node.error());
+  else found.node = std::move(*node);
+  return found;
+}
+
+}  // namespace
+
+void GpuLooker::State::run(std::unique_lock<std::mutex>& lock) {
+  while (!stop) {
+    if (looks.empty()) {
+      ready.wait(lock);
+      continue;
+    }
+    Look next = std::move(looks.front());
+    looks.pop_front();
+    lock.unlock();
+    Found found = look_at(std::move(next));
+    lock.lock();
+    if (stop) return;  // the broker has ended, and the number may name another file
+    finished.push_back(std::move(found));
+    sys::event_signal(wake);
+  }
+}
+
+namespace {
+
+Result<GpuDevice*> add_device(Session& session, const sys::GpuUuid& uuid) {
+  if (session.gpu_devices.size() >= kDevicesOfSession)
+    return error(Status::invalid, "a session names at most " + std::to_string(kDevicesOfSession) + " GPUs");
+  session.gpu_devices.push_back({uuid, {}, nullptr});
+  return &session.gpu_devices.back();
+}
+
+std::shared_ptr<GpuNode> node_of(Ledger& ledger, GpuLooker::Found& found) {
+  if (found.node) {
+    std::weak_ptr<GpuNode>& known = ledger.gpu_nodes[found.minor];
+    if (auto node = known.lock()) {
+      (void)ledger.closer.close(found.node);
+      return node;
+    }
+    auto node = std::make_shared<GpuNode>(ledger, SHMBW_GPU_HOLD_NODE, found.minor, std::move(found.node));
+    known = node;
+    return node;
+  }
+  if (!ledger.config.gpu_trust) return nullptr;
+  return std::make_shared<GpuNode>(ledger, SHMBW_GPU_HOLD_TRUSTED, found.minor, Fd());
+}
+
+}  // namespace
+
+Result<std::uint64_t> name_device(Ledger& ledger, Session& session, const sys::GpuUuid& uuid, std::string_view pci) {
+  GpuDevice* device = find_device(session, uuid);
+  if (device && device->node) return 0;
+  const bool under_way = device != nullptr;
+  if (!device) {
+    auto added = add_device(session, uuid);
+    if (!added) return std::unexpected(added.error());
+    device = *added;
+  }
+  if (!under_way && !ledger.gpu_looker.look({session.id, uuid, std::string(pci)}, ledger.closer.wake_fd())) {
+    session.gpu_devices.pop_back();
+    return error(Status::no_memory,
+                 "no helper thread could be started to look at the GPU, or it has too many to look at: ask again");
+  }
+  if (device->watches.size() >= kWatchesOfDevice)
+    return error(Status::busy, std::to_string(kWatchesOfDevice) +
+                                   " requests of this session wait for that GPU already: wait for an event gpu_device");
+  device->watches.push_back(++ledger.last_serial);
+  return device->watches.back();
+}
+
+Result<GpuDevice*> give_node(Ledger& ledger, Session& session, const sys::GpuUuid& uuid, Fd node) {
+  auto what = sys::gpu_file(node.get());
+  std::uint32_t minor = what ? what->minor : kNoMinor;
+  if (!what || what->kind != sys::GpuKind::node) {
+    (void)close_elsewhere(ledger, session.uid, std::move(node));
+    return error(Status::bad_fd, "the descriptor is no open node of a GPU (/dev/nvidia0, ...)");
+  }
+  if (const auto shortage = ledger.descriptor_shortage(session.uid, 1, session.admin)) {
+    (void)close_elsewhere(ledger, session.uid, std::move(node));
+    return std::unexpected(refuse_descriptors(ledger, *shortage));
+  }
+  GpuDevice* device = find_device(session, uuid);
+  const bool fresh = device == nullptr;
+  if (fresh) {
+    auto added = add_device(session, uuid);
+    if (!added) return added;
+    device = *added;
+  }
+  // A node that the broker opened itself is that of the GPU. A given node may be that of another GPU.
+  if (device->node && device->node->hold == SHMBW_GPU_HOLD_NODE) {
+    (void)close_elsewhere(ledger, session.uid, std::move(node));
+    return device;
+  }
+  auto charge = ledger.uids.at(session.uid).account.charge(Resource::gpu_descriptors, 1);
+  if (!charge) {
+    (void)close_elsewhere(ledger, session.uid, std::move(node));
+    if (fresh) session.gpu_devices.pop_back();
+    return std::unexpected(refuse_limit(ledger, session, charge.error()));
+  }
+  device->node = std::make_shared<GpuNode>(ledger, SHMBW_GPU_HOLD_GIVEN, minor, std::move(node),
+                                           UidCharge(ledger, session.uid, std::move(*charge)));
+  return device;
+}
+
+void devices_found(Ledger& ledger) {
+  for (GpuLooker::Found& found : ledger.gpu_looker.finished()) {
+    auto node = node_of(ledger, found);
+    Session* session = ledger.find_session(found.look.session);
+    GpuDevice* device = session ? find_device(*session, found.look.uuid) : nullptr;
+    if (!device) continue;  // the session's end gives the node back
+    const std::vector<std::uint64_t> watches = std::exchange(device->watches, {});
+    if (!device->node) device->node = node;  // else a node was given meanwhile
+    shmbw_gpu_device_event event{};
+    std::ranges::copy(found.look.uuid, event.uuid);
+    event.hold = device->node ? device->node->hold : SHMBW_GPU_HOLD_FAILED;
+    event.minor = found.minor;
+    event.system_errno = static_cast<std::uint32_t>(found.code);
+    // A failed look may be repeated, because the cause may be gone by then.
+    if (!device->node)
+      session->gpu_devices.erase(session->gpu_devices.begin() + (device - session->gpu_devices.data()));
+    for (const std::uint64_t watch : watches) {
+      event.watch = watch;
+      tell_gpu_device(*session, event, found.text);
+    }
+  }
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Order of a create: check all words; take every charge, dropping recycled memory before refusing; make the file; book
+// region, lease and name. After the last charge only a system call can fail, and that is undone whole.
+#include "daemon/ledger/create.hpp"
+
+#include <fcntl.h>
+
+#include "base/sys_memory.hpp"
+#include "base/text.hpp"
+#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/refuse.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+
+Result<void> check_keep(const Ledger& ledger, std::int64_t keep) {
+  if (keep < -1) return error(Status::invalid, "a keep is 0, a duration, or -1 until released");
+  if (keep <= ledger.config.limits.keep_max) return {};
+  Error refused = plain(Status::limit, "limit: keep of " + format_duration(keep) + " asked, at most " +
+                                           format_duration(ledger.config.limits.keep_max) +
+                                           "; use 'until-released' or raise limits.keep_max");
+  refused.shortage = {SHMBW_SLOT_KEEP,
+                      SHMBW_SCOPE_HOST,
+                      0,
+                      static_cast<std::uint64_t>(ledger.config.limits.keep_max),
+                      0,
+                      static_cast<std::uint64_t>(keep)};
+  return std::unexpected(std::move(refused));
+}
+
+namespace {
+
+Result<void> check_words(const Ledger& ledger, const shmbw_create& wish, std::string_view name) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_CREATE_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a create flag is not known to this broker");
+  if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a right is not known to this broker");
+  constexpr std::uint32_t needed = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
+  if (wish.rights != 0 && (wish.rights & needed) != needed)
+    return error(Status::invalid, "the creator's rights must include map_read and map_write");
+  if (wish.length > kMaxLength) return error(Status::invalid, "a region is at most 2^47 - 1 bytes");
+  bool keep_given = (wish.flags & SHMBW_CREATE_KEEP_GIVEN) != 0;
+  if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
+  if (keep_given)
+    if (auto keep = check_keep(ledger, wish.keep); !keep) return keep;
+  if (name.empty()) {
+    if ((wish.flags & SHMBW_CREATE_REPLACE) != 0) return error(Status::invalid, "replace needs a name");
+    if ((wish.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0) return error(Status::invalid, "name_at_publish needs a name");
+    return {};
+  }
+  return names::check(name, "region name");
+}
+
+}  // namespace
+
+Result<Group*> group_for_create(Ledger& ledger, Session& session, std::uint64_t id) {
+  if (id == 0) return own_group(ledger, session);
+  Group* group = find_group(ledger, id);
+  if ((group && group->closed && may_address(session, *group)) || (!group && id == session.ended_group))
+    return error(Status::group_ended, "group " + names::id_text(id) + " has ended");
+  if (!group || !may_address(session, *group)) return std::unexpected(no_such_group(id));
+  return group;
+}
+
+namespace {
+
+bool in_scope(const Group& group, const Shortage& shortage) {
+  switch (shortage.scope) {
+    case SHMBW_SCOPE_GROUP:
+      return group.id == shortage.scope_id;
+    case SHMBW_SCOPE_UID:
+      return group.uid == shortage.scope_id;
+    default:
+      return true;
+  }
+}
+
+// Drops recycled regions until `shortage` is met. False: the shelves concerned do not hold that much. Bytes that the
+// helper thread closes come back a moment later; `pending` counts them.
+bool drop_cached(Ledger& ledger, const Shortage& shortage, std::uint64_t& pending) {
+  bool bytes = shortage.slot == SHMBW_SLOT_BYTES;
+  if (ledger.bytes_cached == 0 || shortage.asked > shortage.limit) return false;
+  std::uint64_t needed = shortage.used + shortage.asked - shortage.limit, there = 0;
+  ledger.filled_shelves.each([&](const Shelf& shelf) {
+    if (in_scope(shelf.group(), shortage)) there += bytes ? shelf.bytes() : shelf.count();
+  });
+  if (there < needed) return false;
+  std::uint64_t dropped = 0;
+  ledger.filled_shelves.each([&](Shelf& shelf) {
+    if (!in_scope(shelf.group(), shortage)) return;
+    while (dropped < needed) {
+      std::uint64_t before = shelf.bytes(), charged = shelf.group().account.used(Resource::bytes);
+      if (!shelf.drop_oldest()) break;
+      dropped += bytes ? before - shelf.bytes() : 1;
+      if (shelf.group().account.used(Resource::bytes) == charged) pending += before - shelf.bytes();
+    }
+  });
+  return true;
+}
+
+Error naming_pending(Error refused, std::uint64_t pending) {
+  if (pending != 0) refused.sentence += "; " + format_size(pending) + " of it are being freed now, ask again";
+  return refused;
+}
+
+}  // namespace
+
+std::uint64_t empty_shelves(Ledger& ledger, const Session& session, std::uint64_t wanted) {
+  std::uint64_t given = 0;
+  const auto empty = [&](Shelf& shelf) {
+    while (given < wanted) {
+      const std::uint64_t before = shelf.bytes();
+      if (!shelf.drop_oldest()) return;
+      given += before - shelf.bytes();
+    }
+  };
+  if (session.group) empty(session.group->shelf);
+  ledger.filled_shelves.each([&](Shelf& shelf) {
+    if (shelf.group().uid == session.uid) empty(shelf);
+  });
+  return given;
+}
+
+Result<Charge> charge_group(Ledger& ledger, const Session& session, Group& group, Resource resource,
+                            std::uint64_t amount) {
+  std::uint64_t pending = 0;
+  for (;;) {
+    auto charge = group.account.charge(resource, amount);
+    if (charge) return std::move(*charge);
+    if (pending == 0 && drop_cached(ledger, charge.error(), pending)) continue;
+    return std::unexpected(naming_pending(refuse_limit(ledger, session, charge.error()), pending));
+  }
+}
+
+Result<void> room_for_descriptors(Ledger& ledger, const Session& session, std::uint32_t payer, std::uint64_t wanted) {
+  const auto shortage = ledger.descriptor_shortage(payer, wanted, session.admin);
+  if (!shortage) return {};
+  std::uint64_t pending = 0;
+  const Shortage those{SHMBW_SLOT_REGIONS, shortage->scope, shortage->scope_id, wanted, wanted, wanted};
+  if (drop_cached(ledger, those, pending) && !ledger.descriptor_shortage(payer, wanted, session.admin)) return {};
+  return std::unexpected(naming_pending(refuse_descriptors(ledger, *shortage), pending));
+}
+
+namespace {
+
+// For a client that has no room for fresh memory.
+Error nothing_recycled(const Group& group, std::uint64_t bytes) {
+  return plain(Status::no_memory, "no memory: group " + group.text() + " has no recycled region of " +
+                                      format_size(bytes) + ", and fresh memory was not asked for");
+}
+
+bool seals_seal(const Ledger& ledger, const shmbw_create& wish) {
+  return ledger.private_mode() && (wish.flags & SHMBW_CREATE_MANY_WRITERS) != 0;
+}
+
+// A region of the group's own past: only for members of the group, and with all seals that it had at birth. It gets no
+// more of them: an earlier user may still hold the lock of the file, and a seal would wait for that.
+Region* recycled(const Ledger& ledger, const Session& session, Group& group, const shmbw_create& wish) {
+  if ((wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0 || session.group != &group || session.uid != group.uid ||
+      seals_seal(ledger, wish))
+    return nullptr;
+  return group.shelf.take(rounded_bytes(wish.length));
+}
+
+Result<Region*> fresh(Ledger& ledger, Session& session, Group& group, const shmbw_create& wish, std::string_view name,
+                      std::uint32_t generation) {
+  std::uint64_t bytes = rounded_bytes(wish.length);
+  if (auto room = room_for_descriptors(ledger, session, group.uid, 1); !room) return std::unexpected(room.error());
+  auto region_charge = charge_group(ledger, session, group, Resource::regions, 1);
+  if (!region_charge) return std::unexpected(region_charge.error());
+  auto bytes_charge = charge_group(ledger, session, group, Resource::bytes, bytes);
+  if (!bytes_charge) return std::unexpected(bytes_charge.error());
+  std::uint64_t id = ++ledger.last_region;
+  names::MemfdName label;
+  names::write_memfd_name(label, {ledger.facts.epoch, id, generation, group.uid, group.name, name, group.id});
+  auto fd = make_memory({label.data(), bytes, ledger.facts.exec_seal, seals_seal(ledger, wish)});
+  if (!fd) return std::unexpected(fd.error());
+  Region& region = ledger.regions.try_emplace(id).first->second;
+  region.id = id;
+  region.bytes = bytes;
+  region.fd = std::move(*fd);
+  region.bytes_charge = std::move(*bytes_charge);
+  region.region_charge = std::move(*region_charge);
+  region.group = &group;
+  group.regions.push_back(region);
+  ++ledger.open_descriptors;
+  return &region;
+}
+
+void undo(Ledger& ledger, Group& group, Region& region, bool dirty) {
+  if (dirty && group.shelf.put(region)) return;
+  free_region(ledger, region, !dirty);  // a fresh region has no page yet
+}
+
+}  // namespace
+
+Result<Charge> may_take_name(Ledger& ledger, Session& session, Group& group, Region* old, std::string_view name,
+                             bool replace) {
+  if (old && !replace)
+    return error(Status::exists, "the name '" + std::string(name) + "' is taken in group " + group.text() +
+                                     "; use another one or replace it");
+  if (old)
+    if (const Lease* held = find_lease(session, *old); held && (held->rights & SHMBW_RIGHT_RELEASE) == 0)
+      return error(Status::denied, "replacing '" + std::string(name) + "' needs the right release on it");
+  if (name.empty() || old) return Charge{};
+  auto charge = group.account.charge(Resource::names, 1);
+  if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
+  return std::move(*charge);
+}
+
+void give_name(Ledger& ledger, Region& region, std::string_view name, Charge charge) {
+  Group& group = *region.group;
+  if (Region* const old = group.names.replace(name, region)) release_region(ledger, *old);
+  else group.names.add(name, region, std::move(charge));
+  tell_name(ledger, group, region);
+}
+
+Result<Charge> may_keep_promise(Ledger& ledger, Session& session, Region& region) {
+  const Promised& promised = *region.promised;
+  Group& group = *region.group;
+  if (group.closed) return error(Status::group_ended, "group " + group.text() + " has ended: it gives no names");
+  return may_take_name(ledger, session, group, group.names.find(promised.name), promised.name, promised.replace);
+}
+
+void keep_promise(Ledger& ledger, Region& region, Charge charge) {
+  const std::unique_ptr<Promised> promised = std::move(region.promised);
+  region.keep = promised->keep;
+  give_name(ledger, region, promised->name, std::move(charge));
+}
+
+Result<Created> create_region(Ledger& ledger, Session& session, const shmbw_create& wish, std::string_view name) {
+  if (auto words = check_words(ledger, wish, name); !words) return std::unexpected(words.error());
+  auto found = group_for_create(ledger, session, wish.group);
+  if (!found) return std::unexpected(found.error());
+  Group& group = **found;
+  Region* old = name.empty() ? nullptr : group.names.find(name);
+  auto name_charge = may_take_name(ledger, session, group, old, name, (wish.flags & SHMBW_CREATE_REPLACE) != 0);
+  if (!name_charge) return std::unexpected(name_charge.error());
+  const bool at_publish = (wish.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0;
+
+  std::uint32_t generation = old ? old->generation + 1 : 1;
+  Region* region = recycled(ledger, session, group, wish);
+  bool dirty = region != nullptr;
+  if (!region && (wish.flags & SHMBW_CREATE_RECYCLED_ONLY) != 0)
+    return std::unexpected(nothing_recycled(group, rounded_bytes(wish.length)));
+  if (!region) {
+    auto made = fresh(ledger, session, group, wish, name, generation);
+    if (!made) return std::unexpected(made.error());
+    region = *made;
+  }
+  region->length = wish.length;
+  region->generation = generation;
+  region->keep = (wish.flags & SHMBW_CREATE_KEEP_GIVEN) != 0 ? wish.keep : group.keep;
+  region->promised.reset();
+  if (at_publish)
+    region->promised = std::make_unique<Promised>(std::string(name), std::exchange(region->keep, 0),
+                                                  (wish.flags & SHMBW_CREATE_REPLACE) != 0);
+  region->created = ledger.now();
+  region->creator_pid = session.pid;
+  region->state = SHMBW_REGION_STATE_CREATED;
+  region->dirty_birth = dirty;
+  region->seal_sealed = seals_seal(ledger, wish);
+  region->many_writers = region->seal_sealed;  // in system mode the mode bits bind readers, whatever writers do
+  region->no_recycle = (wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0;
+  region->heap = (wish.flags & SHMBW_CREATE_HEAP) != 0;
+  ++ledger.region_count;
+  std::uint32_t rights = wish.rights ? wish.rights : std::uint32_t{SHMBW_RIGHT_KNOWN};
+  auto lease = book_lease(ledger, session, *region, rights, 1, Reach::lent);
+  if (!lease) {
+    undo(ledger, group, *region, dirty);
+    return std::unexpected(lease.error());
+  }
+  if (!name.empty() && !at_publish) give_name(ledger, *region, name, std::move(*name_charge));
+  sponsor_group(session, group);
+  return Created{region, *lease, dirty};
+}
+
+}  // namespace shmb::daemon

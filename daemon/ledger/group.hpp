@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group: the unit of lifetime, limits and names; a process tree, a job. It ends when no member or heir is left and,
+// where it is supervised, the supervisor has reported that the tree is gone. Its kept regions outlive it for their
+// keep. A join or a create in that time revives it. Foreign leases and tickets hold their region, never the group.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "base/result.hpp"
+#include "daemon/kit/secret.hpp"
+#include "daemon/ledger/name_table.hpp"
+#include "daemon/ledger/session.hpp"
+#include "daemon/ledger/shelf.hpp"
+#include "daemon/ledger/watch.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+
+class Ledger;
+struct Pool;
+struct World;
+
+struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next keep
+  Group(Ledger& ledger, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
+  void on_timer(std::int64_t now) override;
+  std::string text() const { return name.empty() ? names::id_text(id) : name; }
+  bool kept() const { return ended_at != 0 && !closed; }
+  std::uint32_t heirs() const;
+  std::uint64_t configured(Resource resource) const;  // the limit that applies unless its maker asked for a lower one
+  std::int64_t freed_at(const Region& region) const {
+    return kept() && region.name && region.keep >= 0 ? ended_at + region.keep : 0;
+  }
+
+  Ledger& ledger;
+  std::uint64_t id;
+  std::uint32_t uid;
+  std::string name;  // empty: unnamed
+  Secret token;
+  Account account;
+  Charge charge;  // a group of its uid
+  std::int64_t created = 0;
+  std::int64_t keep = 0;      // default of its regions
+  std::int64_t ended_at = 0;  // 0: alive
+  // No kept region or pool has a name any more.
+  bool nothing_kept() const { return names.empty() && pool_names.empty(); }
+  Session* sponsor = nullptr;  // holds a group without members: the session that made or revived it last
+  List<Session, OfMembers> members;
+  List<Session, OfSupervisors> supervisors;
+  List<Region, OfGroup> regions;  // live ones and those being closed
+  List<Pool, OfGroup> pools;
+  List<World, OfGroup> worlds;  // each holds the group up
+  NameTable names;
+  std::map<std::string, Pool*, std::less<>> pool_names;
+  Shelf shelf;
+  Watchers watchers;
+  bool supervised = false;
+  bool supervisor_lost = false;
+  bool tree_gone = false;
+  bool closed = false;      // ended for good: neither found nor revived
+  bool in_service = false;  // its regions are being walked: do not collect it
+};
+
+struct GroupRequest {
+  std::string_view name;  // checked
+  std::int64_t keep = 0;
+  std::uint64_t limit_bytes = 0, limit_regions = 0;
+  bool supervised = false;
+};
+Result<Group*> make_group(Ledger& ledger, Session& founder, const GroupRequest& wish);
+Group* find_group(Ledger& ledger, std::uint64_t id);
+Group* find_group(Ledger& ledger, std::uint32_t owner_uid, std::string_view name_or_id);
+Group* find_group(Ledger& ledger, const Secret& token);
+// True for the same uid, a member or a supervisor. For all others the group does not exist.
+bool may_address(const Session& session, const Group& group);
+
+// The session's own group. It is made now if the session has none.
+Result<Group*> own_group(Ledger& ledger, Session& session);
+void join_group(Ledger& ledger, Session& session, Group& group);
+void leave_group(Ledger& ledger, Session& session);
+void supervise_group(Ledger& ledger, Session& session, Group& group);
+void stop_supervising(Ledger& ledger, Session& session);
+void sponsor_group(Session& session, Group& group);  // revives a kept group
+void stop_sponsoring(Ledger& ledger, Session& session);
+void stop_sponsoring(Ledger& ledger, Group& group);
+void end_group(Ledger& ledger, Group& group, bool release_kept);
+// Ends, closes or destroys the group if nothing holds it any more. The group may be gone afterwards.
+void settle_group(Ledger& ledger, Group& group);
+
+}  // namespace shmb::daemon

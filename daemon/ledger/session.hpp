@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// One client connection. The kernel identifies the client. Its end is a readable pidfd or the end of the file (law 2).
+// If the pidfd is readable while the socket is open, a forked child holds the socket. Then the session is an heir and
+// its leases stay. Requests on that socket are answered as this session's, because the child has its descriptors and
+// mappings. The child gets its own session by HELLO with the fork secret on a new connection, and INHERIT.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <memory_resource>
+#include <optional>
+#include <string>
+
+#include "base/sys_process.hpp"
+#include "daemon/gpu/device.hpp"
+#include "daemon/kit/list.hpp"
+#include "daemon/kit/secret.hpp"
+#include "daemon/ledger/lease.hpp"
+#include "daemon/ledger/listing.hpp"
+#include "daemon/ledger/sealer.hpp"
+#include "daemon/ledger/watch.hpp"
+#include "daemon/transport/link.hpp"
+
+namespace shmb::daemon {
+
+struct Group;
+struct Worker;
+struct BatchUnderWay;
+
+enum class Phase : std::uint8_t { silent, refused, greeted, ended };
+
+struct Ticket;
+struct OfMaker;
+struct OfPayer;
+struct OfMembers;
+struct OfSponsor;
+struct OfSupervisors;
+class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervisors> {
+ public:
+  Session(Ledger& ledger, std::uint64_t id, Link& link, Account& uid_account);
+  ~Session();
+  bool greeted() const { return phase == Phase::greeted; }
+  std::uint32_t wire_state() const;
+  // Whether the process' end will give back more after the session's end: places in pools, or leases of GPU memory.
+  bool awaits_end() const { return !pools.empty() || (phase == Phase::ended && !leases.empty()); }
+  bool holds_nothing() const {
+    return leases.empty() && watches.empty() && pools.empty() && !group && !supervises && !worker;
+  }
+
+  Ledger& ledger;
+  std::uint64_t id;
+  std::uint64_t line;  // id of the first session in this chain of take-overs; what any of them made belongs to it
+  Link* link;          // nullptr: disconnected or ended
+  std::uint32_t uid, pid;
+  bool admin, has_pidfd;
+  Phase phase = Phase::silent;
+  bool process_gone = false;       // pidfd readable: an heir holds the socket
+  bool takes_descriptors = false;  // asked for in HELLO (law 8)
+  bool lazy = false;               // disconnected by us (law 8)
+  std::optional<sys::ExitInfo> exit;
+  std::optional<Error> refusal;  // over a limit at accept: sent at HELLO
+  bool refusal_told = false;     // sent; the connection stays open only to ask again
+  Account account;
+  Charge charge;
+  Secret fork_secret;
+  std::uint64_t fork_source = 0;  // session whose leases INHERIT may copy
+  Group* group = nullptr;
+  Group* supervises = nullptr;
+  std::uint64_t ended_group = 0;  // its group was ended under it
+  List<Group, OfSponsor> sponsored;
+  std::pmr::map<std::uint64_t, Lease> leases;        // by region id
+  std::pmr::map<std::uint64_t, Watch> watches;       // by watch id
+  List<Ticket, OfMaker> tickets;                     // tickets that end with it
+  List<Ticket, OfPayer> paid_tickets;                // tickets that it made, and that count for it
+  std::pmr::map<std::uint64_t, std::uint8_t> pools;  // its index in each pool it has joined, by pool id
+  Worker* worker = nullptr;                          // its role in a world, or none
+  std::uint64_t failed_world = 0;                    // its last world ended before it was complete...
+  std::shared_ptr<const Error> failure;              // ... and why
+  std::vector<GpuDevice> gpu_devices;                // the GPUs that it has named
+  std::unique_ptr<BatchUnderWay> batch;              // the request in service, served in part
+  std::unique_ptr<ListUnderWay> listing;             // a LIST whose last page is still to come
+  std::pmr::vector<AwaitedSeals> awaited;            // seals for the request in service
+  bool held = false;                                 // the request in service was held back
+  std::uint64_t sequence = 0;                        // of the last event
+  std::int64_t connected = 0;
+  std::uint64_t start_ticks = 0;  // when its process began, as HELLO says; 0 unknown
+  std::string library;
+};
+
+// The limit that is in the way of one more session that has just connected.
+std::optional<Shortage> session_shortage(const Ledger& ledger, std::uint32_t uid, bool admin);
+// Gives everything back.
+void end_session(Ledger& ledger, Session& session);
+void session_process_died(Ledger& ledger, Session& session, const sys::ExitInfo* how);
+// The process has ended. session_process_died may report later how it ended.
+void session_process_ended(Ledger& ledger, Session& session);
+void session_disconnected(Ledger& ledger, Session& session);
+
+}  // namespace shmb::daemon

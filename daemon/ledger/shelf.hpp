@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recycling: released regions wait here, populated, per group. A later create of the same bytes in the same group gets
+// one back (64 MiB: 0.9 ms of zeroing in the client against 38 ms fresh). Only regions qualify whose content never left
+// the owner's uid and the group, and which were never sealed. They stay charged. The broker frees them at a limit, at
+// the group's end and after an idle time. The shelf takes regions from 2 MiB on: below, a fresh region costs less than
+// recycling.
+#pragma once
+
+#include <cstdint>
+
+#include "base/mapping.hpp"
+#include "daemon/kit/list.hpp"
+#include "daemon/kit/timers.hpp"
+#include "daemon/ledger/region.hpp"
+
+namespace shmb::daemon {
+
+class Ledger;
+struct Group;
+
+inline constexpr std::uint64_t kShelfFrom = kHugePage;
+
+struct OfLedger;
+class Shelf final : public Timer, public Hook<Shelf, OfLedger> {
+ public:
+  Shelf(Ledger& ledger, Group& group) : ledger_(ledger), group_(group) {}
+
+  static bool may_recycle(const Region& region);  // the region has no holder any more
+  // Takes a region that has no holder any more, under a new id. False: it does not fit, and the caller frees it.
+  bool put(Region& region);
+  // Takes the youngest region of exactly `bytes` off the shelf, or returns nullptr.
+  Region* take(std::uint64_t bytes);
+  // Frees the oldest one. False: the shelf is empty. Its bytes may come back only when the helper thread has closed it.
+  // The cost of a close depends on pages that the client reports, so it counts against the turn like any other close.
+  bool drop_oldest();
+  void drop_all();
+  const Group& group() const { return group_; }
+  std::uint64_t bytes() const { return bytes_; }
+  std::uint32_t count() const { return regions_.size(); }
+
+ private:
+  void on_timer(std::int64_t now) override;
+  void forget(Region& region);
+  void rearm();
+  std::uint64_t capacity() const;
+
+  Ledger& ledger_;
+  Group& group_;
+  List<Region, OfGroup> regions_;  // oldest first
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace shmb::daemon

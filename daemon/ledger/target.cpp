@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// See target.hpp.
+#include "daemon/ledger/target.hpp"
+
+#include "daemon/ledger/grant.hpp"
+#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/views.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+
+Result<Target> target_by_id(Ledger& ledger, Session& session, const shmbw_region_ref& ref) {
+  Region* region = ledger.find_region(ref.id);
+  std::uint32_t may = region ? authority(session, *region) : 0;
+  if (may == 0) return std::unexpected(no_such_region(ref.id));
+  if (ref.generation != 0 && ref.generation != region->generation)
+    return std::unexpected(stale_region(ref.id, ref.generation, region->generation));
+  return Target{region, may, nullptr};
+}
+
+static Result<Target> target_by_name(Ledger& ledger, Session& session, const Naming& naming) {
+  if (auto valid = names::check(naming.name, "region name"); !valid) return std::unexpected(valid.error());
+  Group* group = addressed_group(ledger, session, naming.owner_uid, naming.group);
+  Region* region = group ? group->names.find(naming.name) : nullptr;
+  if (!region)
+    return std::unexpected(no_such_name(ledger, session, "region", naming.owner_uid, naming.group, naming.name));
+  return Target{region, SHMBW_RIGHT_KNOWN, nullptr};
+}
+
+Result<Target> find_target(Ledger& ledger, Session& session, const Naming& naming) {
+  if (naming.by == SHMBW_ATTACH_BY_NAME) return target_by_name(ledger, session, naming);
+  if (!naming.group.empty() || !naming.name.empty())
+    return error(Status::invalid, "names in an attach that is not by name");
+  if (naming.by == SHMBW_ATTACH_BY_ID) return target_by_id(ledger, session, naming.region);
+  if (naming.by != SHMBW_ATTACH_BY_TICKET) return error(Status::invalid, "attach by id, name or ticket");
+  std::uint8_t bytes[16];
+  std::copy_n(naming.ticket, sizeof bytes, bytes);
+  Ticket* ticket = find_ticket(ledger, Secret::from(bytes));
+  if (!ticket) return std::unexpected(no_such_ticket());
+  return Target{ticket->region, ticket->rights, ticket};
+}
+
+Result<void> check_rights(const Target& target, std::uint32_t rights) {
+  if ((rights & ~target.may) == 0) return {};
+  return error(Status::denied, std::string(target.ticket ? "the ticket" : "the session's lease") + " does not carry " +
+                                   rights_text(rights & ~target.may));
+}
+
+}  // namespace shmb::daemon

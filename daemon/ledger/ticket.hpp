@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// A ticket carries rights to a region across groups and users. It belongs to the broker, so the sender may die after
+// sending. A ticket that is bound to a session ends with it. A ticket holds its region, never the group. Tickets that
+// expired, were used up or never existed get one answer.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory_resource>
+#include <unordered_map>
+
+#include "daemon/kit/account.hpp"
+#include "daemon/kit/list.hpp"
+#include "daemon/kit/secret.hpp"
+#include "daemon/kit/timers.hpp"
+
+namespace shmb::daemon {
+
+class Ledger;
+class Session;
+struct Region;
+
+struct OfMaker;
+struct OfPayer;
+struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
+  Ticket(Ledger& owner, const Secret& value) : ledger(owner), secret(value) {}
+  void on_timer(std::int64_t now) override;
+
+  Ledger& ledger;
+  Secret secret;
+  std::uint64_t serial = 0;  // cursor of LIST
+  Region* region = nullptr;
+  std::uint32_t rights = 0;
+  std::uint32_t uses_left = 0;
+  std::uint32_t maker_uid = 0;
+  std::uint64_t maker = 0,
+                // who may revoke it: sessions of the maker's chain, and members of the group that it was in; 0: none
+      maker_group = 0;
+  Session* with = nullptr;  // the session whose end ends the ticket; it may revoke it as well
+  // the session that made it; null: that one has ended, and the ticket counts for its user alone
+  Session* payer = nullptr;
+  std::int64_t expires = 0;
+  Charge charge;
+  bool left() const { return payer == nullptr && with == nullptr; }  // no session holds it any more
+};
+using Tickets = std::pmr::unordered_map<Secret, Ticket, SecretHash, SecretSame>;
+using TicketsInOrder = std::pmr::map<std::uint64_t, Ticket*>;  // by serial: walked in portions
+
+// The share of its user's tickets that one session may have. So no process can take all of them and die.
+std::uint64_t ticket_share(const Ledger& ledger, const Account& user);
+Result<Ticket*> make_ticket(Ledger& ledger, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
+                            std::int64_t lifetime);
+void end_with_session(Session& session, Ticket& ticket);
+void destroy_tickets_of(Ledger& ledger, Session& session);  // those that end with it
+void move_tickets(Session& from, Session& heir);            // those that end with `from` end with `heir`
+void move_ticket_charges(Session& from, Session& heir);
+void leave_ticket_charges(Session& session);  // at the session's end: its user pays for them
+Ticket* find_ticket(Ledger& ledger, const Secret& secret);
+void use_ticket(Ledger& ledger, Ticket& ticket);  // uses it once; the last use ends it
+void destroy_ticket(Ledger& ledger, Ticket& ticket);
+bool may_revoke(const Session& session, const Ticket& ticket);
+
+}  // namespace shmb::daemon

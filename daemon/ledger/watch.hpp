@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Subscriptions. No request waits inside the broker (law 8): a client that wants to wait subscribes. The reply says
+// what holds already, so nothing is missed between asking and subscribing. The end of the watched object ends the
+// watch.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory_resource>
+#include <string>
+#include <string_view>
+
+#include "daemon/kit/account.hpp"
+#include "daemon/kit/list.hpp"
+#include "proto/shmb_wire.h"
+
+namespace shmb::daemon {
+
+class Session;
+class Ledger;
+struct Group;
+struct Region;
+
+struct Watch;
+struct OfTarget;
+using Watchers = List<Watch, OfTarget>;
+// Keyed by name_key() of name_table.hpp. No entry is empty.
+using NameWatches = std::pmr::map<std::string, Watchers>;
+struct Watch : Hook<Watch, OfTarget> {
+  std::uint64_t id = 0;
+  Session* session = nullptr;
+  shmbw_watch_kind kind = SHMBW_WATCH_KIND_CANCEL;
+  std::uint32_t events = 0;
+  Region* region = nullptr;
+  Group* group = nullptr;
+  std::uint64_t only_group = 0;  // reclaim: 0 all
+  NameWatches::value_type* name = nullptr;
+  Charge charge;
+};
+
+// A watch is charged to the session and its uid, and bounded per watched object. An event goes to all watchers at once,
+// so the session that causes it makes all others wait for that long.
+Result<Watch*> make_watch(Ledger& ledger, Session& session, shmbw_watch_kind kind, std::uint32_t events,
+                          Watchers& target);
+void destroy_watch(Ledger& ledger, Watch& watch);
+Watchers& reclaims_of(Ledger& ledger, const Session& session);  // those that this session may see
+bool cancel_watch(Ledger& ledger, Session& session, std::uint64_t id);
+
+void tell_region(Ledger& ledger, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches
+void tell_name(Ledger& ledger, const Group& group, const Region& region);
+// Notifies each holder of a lease, and each watcher.
+void tell_gpu_state(Ledger& ledger, Region& region, std::int32_t code, std::uint32_t pid);
+void tell_gpu_drained(Session& session, const Region& region);
+void tell_gpu_device(Session& session, shmbw_gpu_device_event event, std::string_view text);
+void tell_give_up(Session& session, const Region& region);
+void tell_pool_changed(Session& session, std::uint64_t pool);
+void tell_world_changed(Session& session, std::uint64_t ledger, std::uint32_t change, std::uint32_t rank,
+                        std::uint32_t life, std::uint32_t present);
+void tell_ref_unused(Session& session, std::uint64_t ledger, const shmbw_ref_id& reference);
+void tell_ref_changed(Session& session, std::uint64_t ledger, const shmbw_ref_id& reference, std::uint32_t state,
+                      std::uint32_t owner);
+void tell_group_ended(Ledger& ledger, Group& group, std::uint64_t bytes_freed);  // ends the watches
+
+}  // namespace shmb::daemon

@@ -1,0 +1,561 @@
+// SPDX-License-Identifier: Apache-2.0
+// Life of a pool: charged whole, made, sealed and mapped; joined, left, repaired; closed with its group; gone with its
+// last holder. A page of its two areas is touched only when a word in it is needed.
+#include "daemon/pools/pool.hpp"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <climits>
+
+#include "base/compat.hpp"
+#include "base/rescue.hpp"
+#include "base/sys_futex.hpp"
+#include "base/sys_memory.hpp"
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "daemon/ledger/create.hpp"
+#include "daemon/ledger/grant.hpp"
+#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/refuse.hpp"
+#include "proto/names.hpp"
+#include "proto/refusal.hpp"
+
+namespace shmb::daemon {
+
+using pool::Broken;
+using pool::ParticipantState;
+using pool::Stamp;
+
+namespace {
+
+// Cache lines of repair in one turn of the loop: some 0.1 ms, in which others wait.
+constexpr std::size_t kPortion = 4096;
+// No event reports that a message was taken or has expired. So waiting repairs look again, at growing intervals.
+constexpr std::int64_t kRetryFirst = 20'000'000, kRetryLast = 1'000'000'000;
+constexpr std::uint64_t kDescriptors = 2, kRegions = 2;
+
+struct Area {
+  Fd fd;
+  Mapping map;
+};
+
+// F_SEAL_FUTURE_WRITE leaves the existing mapping writable. So the broker alone writes the directory.
+Result<Area> make_area(const char* label, std::uint64_t bytes, bool no_exec, int seals) {
+  auto fd = make_memory({label, bytes, no_exec, false});
+  if (!fd) return std::unexpected(fd.error());
+  auto map = Mapping::map(fd->get(), 0, bytes, Access::read_write);
+  if (!map) return system_failure(map.error(), "mapping the control memory of a pool");
+  if (auto sealed = sys::add_seals(fd->get(), seals); !sealed)
+    return system_failure(sealed.error(), "sealing the control memory of a pool");
+  return Area{std::move(*fd), std::move(*map)};
+}
+
+pool::Shape shape_of(const shmbw_pool_create& wish) {
+  pool::Shape shape;
+  shape.slots = wish.slots;
+  if (wish.lanes != 0) shape.lanes = wish.lanes;
+  if (wish.queues != 0) shape.queues = wish.queues;
+  if (wish.segments != 0) shape.segments = wish.segments;
+  if (wish.lane_bytes != 0) shape.lane_bytes = wish.lane_bytes;
+  return shape;
+}
+
+Result<void> check_shape(const pool::Shape& shape) {
+  auto most = [](const char* what, std::uint64_t asked, std::uint64_t limit) {
+    return error(Status::invalid,
+                 "a pool has at most " + std::to_string(limit) + " " + what + ", not " + std::to_string(asked));
+  };
+  if (shape.slots > pool::kMaxSlots) return most("slots", shape.slots, pool::kMaxSlots);
+  if (shape.lanes > pool::kMaxLanes) return most("lanes", shape.lanes, pool::kMaxLanes);
+  if (shape.queues > pool::kMaxQueues) return most("queues", shape.queues, pool::kMaxQueues);
+  if (shape.segments > pool::kMaxSegments) return most("segments", shape.segments, pool::kMaxSegments);
+  if (shape.lane_bytes > pool::kMaxControlBytes || !pool::valid(shape))
+    return most("bytes of control memory (slots, queues and lanes together)", pool::control_bytes(shape),
+                pool::kMaxControlBytes);
+  return {};
+}
+
+void set_stamp(Pool& pool, std::uint32_t index, ParticipantState state) {
+  Participant& who = pool.participants[index];
+  who.state = state;
+  const Stamp stamp{who.life, static_cast<std::uint8_t>(state)};
+  pool.view.participant(index).stamp.store(stamp.word(), std::memory_order_seq_cst);
+}
+
+Result<void> may_join(const Session& session, const Pool* pool) {
+  // The process that asks is not the one that the kernel named. No event would report its end.
+  if (session.process_gone)
+    return error(Status::forked, "the process of this session has ended; connect again to join a pool");
+  if (pool && session.pools.contains(pool->id))
+    return std::unexpected(Error{Status::busy,
+                                 0,
+                                 {.scope_id = pool->id},  // the library finds it by this, whatever the address was
+                                 "this session has joined pool " + pool->text() + " already"});
+  return {};
+}
+
+// A clean index: no bit, no claim and no place in a ring is left of its last life.
+void admit(Ledger& ledger, Session& session, Pool& pool, std::uint32_t index, bool read_only) {
+  Participant& who = pool.participants[index];
+  ++who.life;
+  who.session = &session;
+  who.uid = session.uid;
+  who.pid = session.pid;
+  who.read_only = read_only;
+  who.serial = ++ledger.last_serial;
+  session.pools.try_emplace(pool.id, static_cast<std::uint8_t>(index));
+  set_stamp(pool, index, ParticipantState::joining);
+  pool.view.participant(index).pid = session.pid;
+  pool.view.wait(index).sleep.store(0, std::memory_order_relaxed);
+  set_stamp(pool, index, ParticipantState::live);
+  pool_changed(pool);
+}
+
+void close_doorbell(Ledger& ledger, Participant& who) {
+  if (!who.doorbell) return;
+  (void)close_elsewhere(ledger, who.doorbell_of, std::move(who.doorbell));
+  --ledger.open_descriptors;
+  --ledger.uids.at(who.doorbell_of).doorbells;
+  ledger.drop_uid(who.doorbell_of);
+  if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
+}
+
+// D1 at once. The repair then continues for one portion here, and in later turns of the loop.
+void part(Ledger& ledger, Pool& pool, std::uint32_t index, ParticipantState as) {
+  Participant& who = pool.participants[index];
+  if (pool.making.session == who.session) pool.making = {};
+  who.session = nullptr;
+  who.state = as;
+  pool.view.header().doorbells.fetch_and(~(std::uint64_t{1} << index), std::memory_order_release);
+  close_doorbell(ledger, who);
+  who.repair = std::make_unique<Repair>(pool.view, index, as);
+  who.repair->run(0, sys::now_monotonic(), pool);
+  drop_ends(pool, index, as == ParticipantState::dead);
+  if (as == ParticipantState::dead) ++pool.deaths;
+  pool_changed(pool);
+  pool.retry = 0;
+  pool.look_again = true;
+  ledger.timers.set(pool, ledger.now());
+}
+
+// Freeing many pages takes some 0.1 us for each, so a helper thread does it.
+bool close_areas_elsewhere(Ledger& ledger, Pool& pool) {
+  if (pool.control_map.size() < kClosePoolElsewhereFrom) return false;
+  std::vector<Mapping> maps;
+  std::vector<Fd> fds;
+  pool.view = {};
+  for (Mapping* map : {&pool.directory_map, &pool.control_map}) maps.push_back(std::move(*map));
+  for (Fd* fd : {&pool.directory, &pool.control}) fds.push_back(std::move(*fd));
+  if (!ledger.closer.close(fds, maps, pool.id)) return false;  // closed here, when these two go out of scope
+  ClosingPool& closing = ledger.closing_pools.try_emplace(pool.id).first->second;
+  closing.uid = pool.group->uid;
+  closing.descriptors = kDescriptors;
+  closing.bytes = std::move(pool.bytes_charge);
+  closing.regions = std::move(pool.regions_charge);
+  closing.bytes.rise();
+  closing.regions.rise();
+  ledger.hold_uid(closing.uid);
+  return true;
+}
+
+void destroy(Ledger& ledger, Pool& pool) {
+  Group& group = *pool.group;
+  if (pool.broken() == Broken::no) break_pool(pool, Broken::broker_ended);  // for processes that still map it
+  drop_lanes(ledger, pool);
+  for (Region* region : pool.segments) {
+    --region->pool_holds;
+    region->segment_of = 0;
+    release_region(ledger, *region);
+  }
+  pool.segments.clear();
+  for (Participant& who : pool.participants) close_doorbell(ledger, who);
+  if (!pool.name.empty()) group.pool_names.erase(pool.name);
+  group.pools.remove(pool);
+  if (!close_areas_elsewhere(ledger, pool)) ledger.open_descriptors -= kDescriptors;
+  ledger.pools.erase(pool.id);
+  if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
+  if (!group.in_service) settle_group(ledger, group);
+}
+
+}  // namespace
+
+Pool::Pool(Ledger& owner, std::uint64_t number, Group& of) : ledger(owner), id(number), group(&of) {}
+
+// Also at the end of the broker: sleepers must learn that repair has ended.
+Pool::~Pool() {
+  for (Participant& who : participants) who.session = nullptr;
+  if (view && broken() == Broken::no) break_pool(*this, Broken::broker_ended);
+}
+
+std::uint64_t Pool::live() const {
+  std::uint64_t mask = 0;
+  for (std::size_t i = 0; i < participants.size(); ++i)
+    if (participants[i].state == ParticipantState::live) mask |= std::uint64_t{1} << i;
+  return mask;
+}
+
+std::uint64_t Pool::bytes() const {
+  std::uint64_t sum = bytes_charge.amount();
+  for (const Region* region : segments) sum += region->bytes;
+  return sum;
+}
+
+bool Pool::receivers_done(std::uint32_t lane) { return lane_received(*this, lane); }
+
+// Steps Z1 to Z5 of the sleeper against these three. The sleeper's event changes before the broker looks whether it
+// sleeps. So the sleeper sees the change when it checks its sources again, or does not sleep.
+void Pool::wake_peers() {
+  for (std::uint32_t i = 0; i < participants.size(); ++i) {
+    const Participant& who = participants[i];
+    if (who.state != ParticipantState::live) continue;
+    pool::WaitEntry& wait = view.wait(i);
+    wait.event.fetch_add(1, std::memory_order_seq_cst);
+    if ((wait.sleep.load(std::memory_order_seq_cst) & pool::kSleepFutex) != 0)
+      (void)sys::futex_wake(wait.event, INT_MAX);
+    if (who.has_doorbell() && who.session) tell_pool_changed(*who.session, id);
+  }
+}
+
+void pool_changed(Pool& pool) {
+  pool.view.header().change.fetch_add(1, std::memory_order_seq_cst);
+  pool.wake_peers();
+}
+
+void break_pool(Pool& pool, Broken why) {
+  pool.view.header().broken.store(static_cast<std::uint32_t>(why), std::memory_order_seq_cst);
+  pool_changed(pool);
+}
+
+Error refuse_in_pool(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked,
+                     std::string_view remedy) {
+  return wire::limit_refusal({static_cast<std::uint16_t>(slot), SHMBW_SCOPE_POOL, pool.id, limit, used, asked},
+                             "pool " + pool.text(), remedy);
+}
+
+Result<void> usable(const Pool& pool) {
+  switch (pool.broken()) {
+    case Broken::no:
+      return {};
+    case Broken::group_ended:
+      return error(Status::group_ended, "the group of pool " + pool.text() + " has ended, and the pool with it");
+    default:
+      return error(Status::broken, "a participant has written impossible words into pool " + pool.text());
+  }
+}
+
+Result<Joined> place_in(Ledger& ledger, Session& session, std::uint64_t id) {
+  auto at = session.pools.find(id);
+  Pool* pool = at == session.pools.end() ? nullptr : find_pool(ledger, id);
+  if (!pool)
+    return error(Status::not_found, "no pool " + std::to_string(id) + " that this session has joined: join it first");
+  return Joined{pool, at->second};
+}
+
+Result<Joined> usable_place_in(Ledger& ledger, Session& session, std::uint64_t id) {
+  auto place = place_in(ledger, session, id);
+  if (!place) return place;
+  if (auto whole = usable(*place->pool); !whole) return std::unexpected(whole.error());
+  return place;
+}
+
+void lanes_changed(Ledger& ledger, Pool& pool) {
+  if (settle_lanes(ledger, pool)) pool_changed(pool);
+  pool.look_again = true;
+  for (const Participant& who : pool.participants)
+    if (who.repair) return ledger.timers.set(pool, ledger.now());
+}
+
+Pool* find_pool(Ledger& ledger, std::uint64_t id) {
+  auto at = ledger.pools.find(id);
+  return at == ledger.pools.end() ? nullptr : &at->second;
+}
+
+Result<Joined> make_pool(Ledger& ledger, Session& session, const shmbw_pool_create& wish, std::string_view name) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_POOL_KEEP_GIVEN | SHMBW_POOL_REPLACE}) != 0)
+    return error(Status::unknown_flags, "pool_create takes no flags but keep_given and replace");
+  const bool replace = (wish.flags & SHMBW_POOL_REPLACE) != 0;
+  if (replace && name.empty()) return error(Status::invalid, "replace needs a name");
+  const bool keep_given = (wish.flags & SHMBW_POOL_KEEP_GIVEN) != 0;
+  if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
+  if (auto keep = check_keep(ledger, wish.keep); !keep) return std::unexpected(keep.error());
+  if (!name.empty())
+    if (auto valid = names::check(name, "pool name"); !valid) return std::unexpected(valid.error());
+  const pool::Shape shape = shape_of(wish);
+  if (auto fits = check_shape(shape); !fits) return std::unexpected(fits.error());
+  if (auto may = may_join(session, nullptr); !may) return std::unexpected(may.error());
+  auto found = group_for_create(ledger, session, wish.group);
+  if (!found) return std::unexpected(found.error());
+  Group& group = **found;
+  const auto taken = name.empty() ? group.pool_names.end() : group.pool_names.find(name);
+  Pool* const old = taken == group.pool_names.end() ? nullptr : taken->second;
+  if (old && !replace)
+    return error(Status::exists, "the name '" + std::string(name) + "' is taken by a pool of group " + group.text() +
+                                     ": open that one, use another name, or replace it");
+
+  Charge name_charge;
+  if (!name.empty() && !old) {
+    auto charge = group.account.charge(Resource::names, 1);
+    if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
+    name_charge = std::move(*charge);
+  }
+  if (auto room = room_for_descriptors(ledger, session, group.uid, kDescriptors); !room)
+    return std::unexpected(room.error());
+  auto regions_charge = charge_group(ledger, session, group, Resource::regions, kRegions);
+  if (!regions_charge) return std::unexpected(regions_charge.error());
+  const std::uint64_t directory_bytes = pool::directory_bytes(shape), control_bytes = pool::control_bytes(shape);
+  auto bytes_charge = charge_group(ledger, session, group, Resource::bytes, directory_bytes + control_bytes);
+  if (!bytes_charge) return std::unexpected(bytes_charge.error());
+
+  const std::uint64_t id = ++ledger.last_region, control_id = ++ledger.last_region;
+  names::MemfdName label;
+  names::write_memfd_name(label, {ledger.facts.epoch, id, 1, group.uid, group.name, name, group.id});
+  auto directory = make_area(label.data(), directory_bytes, ledger.facts.exec_seal, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
+  if (!directory) return std::unexpected(directory.error());
+  names::write_memfd_name(label, {ledger.facts.epoch, control_id, 1, group.uid, group.name, name, group.id});
+  auto control = make_area(label.data(), control_bytes, ledger.facts.exec_seal, F_SEAL_SEAL);
+  if (!control) return std::unexpected(control.error());
+
+  Pool& pool = ledger.pools.try_emplace(id, ledger, id, group).first->second;
+  pool.name = name;
+  pool.owner_uid = group.uid;
+  pool.created = ledger.now();
+  pool.keep = keep_given ? wish.keep : group.keep;
+  pool.directory = std::move(directory->fd);
+  pool.directory_map = std::move(directory->map);
+  pool.control = std::move(control->fd);
+  pool.control_map = std::move(control->map);
+  pool.regions_charge = std::move(*regions_charge);
+  pool.bytes_charge = std::move(*bytes_charge);
+  if (old) {  // nothing can fail any more
+    name_charge = std::move(old->name_charge);
+    unname_pool(*old);
+  }
+  pool.name_charge = std::move(name_charge);
+  pool.view = pool::lay_out(shape, ledger.facts.epoch, id, {pool.directory_map.data(), pool.directory_map.size()},
+                            {pool.control_map.data(), pool.control_map.size()});
+  pool.queues.resize(shape.queues);
+  pool.lanes.resize(shape.lanes);
+  ledger.open_descriptors += kDescriptors;
+  group.pools.push_back(pool);
+  if (!name.empty()) group.pool_names.try_emplace(pool.name, &pool);
+  sponsor_group(session, group);
+  admit(ledger, session, pool, 0, false);
+  if (old) settle_pool(ledger, *old);
+  return Joined{&pool, 0};
+}
+
+Result<Joined> join_pool(Ledger& ledger, Session& session, Pool& pool, bool read_only) {
+  if (auto may = may_join(session, &pool); !may) return std::unexpected(may.error());
+  if (auto whole = usable(pool); !whole) return std::unexpected(whole.error());
+  std::uint32_t index = 0;
+  while (index < pool::kParticipants && pool.participants[index].state != ParticipantState::free) ++index;
+  if (index == pool::kParticipants)
+    return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_PARTICIPANTS, index, index, 1,
+                                          "places of the dead are free again when their messages have been read"));
+  admit(ledger, session, pool, index, read_only);
+  return Joined{&pool, index};
+}
+
+std::uint32_t leave_pool(Ledger& ledger, Pool& pool, std::uint32_t index) {
+  pool.participants[index].session->pools.erase(pool.id);
+  part(ledger, pool, index, ParticipantState::left);
+  const std::uint32_t unread = unread_lanes(pool, index);
+  settle_pool(ledger, pool);
+  return unread;
+}
+
+Result<Cut> add_segment(Ledger& ledger, Session& session, Pool& pool, const shmbw_pool_segment& wish) {
+  Region* region = ledger.find_region(wish.region.id);
+  Lease* lease = region ? find_lease(session, *region) : nullptr;
+  if (!lease) return std::unexpected(no_lease(wish.region.id));
+  if (wish.region.generation != 0 && wish.region.generation != region->generation)
+    return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
+  if (region->group != pool.group)
+    return error(Status::invalid, "the region belongs to another group than pool " + pool.text());
+  if (!lease->writes() || region->sealed())
+    return error(Status::denied, "the session may not write the region: its slots would be of no use");
+  // In system mode the mode bits bind readers, whatever writers do.
+  if (ledger.private_mode() && !region->many_writers)
+    return error(Status::invalid, "the region was not created with many_writers: its first reader would close writing");
+  if (wish.slot_size == 0 || wish.slots == 0) return error(Status::invalid, "a segment has slots of at least 1 byte");
+  if (wish.slot_size > region->bytes || pool::stride_of(wish.slot_size) > region->bytes / wish.slots)
+    return error(Status::invalid, std::to_string(wish.slots) + " slots of " + std::to_string(wish.slot_size) +
+                                      " bytes, each rounded up, do not fit into the region's " +
+                                      std::to_string(region->bytes));
+  // Two pools would give out the same bytes.
+  if (region->segment_of != 0)
+    return error(Status::exists,
+                 "the region is a segment of pool " +
+                     (region->segment_of == pool.id ? pool.text() : names::id_text(region->segment_of)) + " already");
+  if (wish.slots > pool.view.slots() - pool.slots)
+    return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_SLOTS, pool.view.slots(), pool.slots, wish.slots,
+                                          "make the pool with more slots"));
+  if (wish.slots_limit != 0 && wish.slots_limit < wish.slots)
+    return error(Status::invalid, "slots_limit (" + std::to_string(wish.slots_limit) + ") is less than slots (" +
+                                      std::to_string(wish.slots) + ")");
+  const auto index = static_cast<std::uint32_t>(pool.segments.size());
+  std::uint32_t limit = 0, of_class = 0;
+  for (std::uint32_t i = 0; i < index; ++i) {
+    const pool::SegmentEntry& other = pool.view.segment(i);
+    if (other.slot_size != wish.slot_size) continue;
+    limit = other.slots_limit;
+    of_class += other.slots;
+  }
+  if (of_class != 0 && wish.slots > limit - of_class)
+    return std::unexpected(refuse_in_pool(
+        pool, SHMBW_SLOT_SLOTS, limit, of_class, wish.slots,
+        "make the pool with a larger slots_limit for slots of " + std::to_string(wish.slot_size) + " bytes"));
+  if (of_class == 0) limit = wish.slots_limit != 0 ? wish.slots_limit : wish.slots;
+  if (index == pool.view.segments())
+    return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_SEGMENTS, index, index, 1,
+                                          "make the pool with more segments, or segments with more slots"));
+  pool::SegmentEntry& entry = pool.view.segment(index);
+  entry.first_slot = pool.slots;
+  entry.slots = wish.slots;
+  entry.generation = region->generation;
+  entry.region = region->id;
+  entry.slot_size = wish.slot_size;
+  entry.stride = pool::stride_of(wish.slot_size);
+  entry.slots_limit = limit;
+  entry.in_use.store(1, std::memory_order_release);
+  pool.segments.push_back(region);
+  pool.slots += wish.slots;
+  ++region->pool_holds;
+  region->segment_of = pool.id;
+  region->no_recycle = true;  // participants that died may have mapped it
+  pool_changed(pool);
+  return Cut{index, entry.first_slot};
+}
+
+Result<void> set_doorbell(Ledger& ledger, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell) {
+  auto refused = [&](Error why) {
+    (void)close_elsewhere(ledger, session.uid, std::move(doorbell));
+    return std::unexpected(std::move(why));
+  };
+  if (!sys::is_pair_end(doorbell.get()))
+    return refused(plain(Status::invalid, "a doorbell is one end of a socket pair; another kind of descriptor came"));
+  Participant& who = pool.participants[index];
+  if (!who.doorbell) {
+    if (const auto shortage = ledger.descriptor_shortage(session.uid, 1, session.admin))
+      return refused(refuse_descriptors(ledger, *shortage));
+    ++ledger.open_descriptors;
+    ++ledger.hold_uid(session.uid).doorbells;
+  } else {
+    (void)close_elsewhere(ledger, who.doorbell_of, std::move(who.doorbell));
+    --ledger.uids.at(who.doorbell_of).doorbells;
+    ledger.drop_uid(who.doorbell_of);
+    ++ledger.hold_uid(session.uid).doorbells;
+  }
+  const std::uint64_t bit = std::uint64_t{1} << index;
+  // Peers fetch it before they need it. Then they can also ring while this broker is stopped.
+  if ((pool.view.header().doorbells.fetch_or(bit, std::memory_order_release) & bit) == 0) pool_changed(pool);
+  who.doorbell = std::move(doorbell);  // a participant is not notified of its own doorbell
+  who.doorbell_of = session.uid;
+  return {};
+}
+
+void Pool::on_timer(std::int64_t now) {
+  std::size_t lines = kPortion;
+  bool working = false, waiting = false, freed = false;
+  const std::int64_t monotonic = sys::now_monotonic();
+  const bool changed = std::exchange(look_again, false);
+  if (changed || now >= look_at) {
+    retry = std::clamp(2 * retry, kRetryFirst, kRetryLast);
+    look_at = now + rescue_interval(retry);
+    for (Participant& who : participants)
+      if (who.repair && (changed || who.repair->state() == Repair::State::waiting)) who.repair->look_again();
+  }
+  for (std::uint32_t i = 0; i < participants.size(); ++i) {
+    Participant& who = participants[i];
+    if (!who.repair) continue;
+    if (who.repair->state() == Repair::State::waiting) {
+      waiting = true;
+      continue;
+    }
+    const Repair::State state = who.repair->run(lines, monotonic, *this);
+    lines = who.repair->left();
+    if (who.repair->found_impossible() && broken() == Broken::no) {
+      ledger.log(4, "pool " + text() + " is broken: a participant has written impossible words into it");
+      break_pool(*this, Broken::impossible);
+    }
+    if (state == Repair::State::working) {
+      working = true;
+      break;  // one repair after the other, within one portion for all
+    }
+    slots_used = who.repair->slots_used();
+    slots_high = std::max(slots_high, slots_used);
+    if (state == Repair::State::waiting) {
+      waiting = true;
+      continue;
+    }
+    who.repair.reset();
+    set_stamp(*this, i, ParticipantState::free);
+    freed = true;
+  }
+  if (settle_lanes(ledger, *this) || freed) pool_changed(*this);
+  if (working || waiting) ledger.timers.set(*this, working || look_again ? now : look_at);
+  settle_pool(ledger, *this);
+}
+
+void unname_pool(Pool& pool) {
+  if (pool.name.empty()) return;
+  pool.group->pool_names.erase(pool.name);
+  pool.name.clear();
+  pool.name_charge.give_back();
+}
+
+void close_pool(Ledger& ledger, Pool& pool) {
+  unname_pool(pool);
+  close_queues(pool);
+  if (pool.broken() == Broken::no) break_pool(pool, Broken::group_ended);
+  settle_pool(ledger, pool);
+}
+
+void settle_pool(Ledger& ledger, Pool& pool) {
+  if (pool.live() == 0 && pool.name.empty()) destroy(ledger, pool);
+}
+
+void end_participations(Ledger& ledger, Session& session) {
+  while (!session.pools.empty()) {
+    auto [id, index] = *session.pools.begin();
+    session.pools.erase(session.pools.begin());
+    Pool* pool = find_pool(ledger, id);
+    if (!pool) continue;
+    part(ledger, *pool, index, ParticipantState::dead);
+    settle_pool(ledger, *pool);
+  }
+}
+
+void leave_pools_over(Ledger& ledger, Session& session) {
+  for (auto at = session.pools.begin(); at != session.pools.end();) {
+    Pool* pool = find_pool(ledger, at->first);
+    if (pool && pool->broken() == Broken::no) {
+      ++at;
+      continue;
+    }
+    const std::uint32_t index = at->second;
+    at = session.pools.erase(at);
+    if (!pool) continue;
+    part(ledger, *pool, index, ParticipantState::left);
+    settle_pool(ledger, *pool);
+  }
+}
+
+void forget_lanes_in_making(Ledger& ledger, const Session& session) {
+  for (const auto& [id, index] : session.pools)
+    if (Pool* pool = find_pool(ledger, id); pool && pool->making.session == &session) pool->making = {};
+}
+
+void move_participations(Session& from, Session& to) {
+  for (auto [id, index] : from.pools) {
+    if (!to.pools.try_emplace(id, index).second) continue;
+    if (Pool* pool = find_pool(from.ledger, id)) {
+      pool->participants[index].session = &to;
+      if (pool->making.session == &from) pool->making = {};
+    }
+  }
+  from.pools.clear();
+}
+
+}  // namespace shmb::daemon

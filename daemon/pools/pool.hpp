@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pool: a directory that only the broker writes, a control area that participants and broker change word by word, and
+// regions cut into slots. It belongs to a group. At birth it costs two of the group's regions and its bytes. Its
+// participants hold it, and so does its name, until the group has ended and the keep is over. After the end of its
+// group every call in it fails. An index is given out again only when no word of the control area names its last life.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "base/mapping.hpp"
+#include "base/result.hpp"
+#include "daemon/kit/account.hpp"
+#include "daemon/kit/list.hpp"
+#include "daemon/kit/timers.hpp"
+#include "daemon/ledger/region.hpp"
+#include "daemon/pools/pool_repair.hpp"
+#include "daemon/pools/queue.hpp"
+#include "proto/names.hpp"
+#include "proto/pool_layout.hpp"
+
+namespace shmb::daemon {
+
+class Ledger;
+class Session;
+struct Group;
+
+struct Participant {
+  pool::ParticipantState state = pool::ParticipantState::free;
+  bool read_only = false;
+  bool has_doorbell() const { return static_cast<bool>(doorbell); }
+  std::uint32_t life = 0;
+  Session* session = nullptr;  // null: dead or left
+  std::uint32_t uid = 0, pid = 0;
+  std::uint64_t serial = 0;  // cursor of LIST, never reused
+  Fd doorbell;
+  std::uint32_t doorbell_of = 0;  // the uid that sent it
+  std::unique_ptr<Repair> repair;
+};
+
+struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repairs
+  Pool(Ledger& ledger, std::uint64_t id, Group& group);
+  ~Pool();
+  void on_timer(std::int64_t now) override;
+  bool receivers_done(std::uint32_t lane) override;
+  void wake_peers() override;
+  std::string text() const { return name.empty() ? names::id_text(id) : "'" + name + "'"; }
+  std::uint64_t live() const;   // participants, one bit each
+  std::uint64_t bytes() const;  // with its segments
+  pool::Broken broken() const {
+    return static_cast<pool::Broken>(view.header().broken.load(std::memory_order_relaxed));
+  }
+
+  Ledger& ledger;
+  std::uint64_t id;
+  Group* group;
+  std::string name;  // empty: unnamed
+  std::int64_t created = 0, keep = 0;
+  std::uint32_t owner_uid = 0;
+  Fd directory, control;
+  Mapping directory_map, control_map;
+  pool::View view;
+  Charge regions_charge, bytes_charge, name_charge;
+  std::array<Participant, pool::kParticipants> participants;
+  std::vector<QueueBook> queues;
+  std::vector<LaneBook> lanes;
+  LaneInMaking making;
+  std::vector<Region*> segments;
+  std::uint32_t slots = 0, last_lane_serial = 0, slots_used = 0, slots_high = 0, deaths = 0;
+  std::int64_t retry = 0, look_at = 0;  // the pause, and the time of the next look of waiting repairs
+  bool look_again = false;              // or at once: something has changed for them
+};
+
+struct Joined {
+  Pool* pool = nullptr;
+  std::uint32_t index = 0;
+};
+Result<Joined> make_pool(Ledger& ledger, Session& session, const shmbw_pool_create& wish, std::string_view name);
+Result<Joined> join_pool(Ledger& ledger, Session& session, Pool& pool, bool read_only);
+// Returns how many of its lanes hold messages that are still unread.
+std::uint32_t leave_pool(Ledger& ledger, Pool& pool, std::uint32_t index);
+struct Cut {
+  std::uint32_t segment = 0, first_slot = 0;
+};
+Result<Cut> add_segment(Ledger& ledger, Session& session, Pool& pool, const shmbw_pool_segment& wish);
+Result<void> set_doorbell(Ledger& ledger, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell);
+
+Pool* find_pool(Ledger& ledger, std::uint64_t id);
+// Everything in the pool fails from now on, and its sleepers wake.
+void break_pool(Pool& pool, pool::Broken why);
+// Its name becomes free. The pool ends with its last participant.
+void unname_pool(Pool& pool);
+// Its group has ended and does not keep the pool.
+void close_pool(Ledger& ledger, Pool& pool);
+// Destroys the pool if nothing holds it. The pool, and a group that has ended, may be gone afterwards.
+void settle_pool(Ledger& ledger, Pool& pool);
+// The process of this session has ended, or the broker cannot learn when it will.
+void end_participations(Ledger& ledger, Session& session);
+// Ends its places in pools that are over. Nothing in such a pool is given out again, so nothing waits for the process'
+// end.
+void leave_pools_over(Ledger& ledger, Session& session);
+// The session's requests are not answered any more.
+void forget_lanes_in_making(Ledger& ledger, const Session& session);
+void move_participations(Session& from, Session& to);
+void pool_changed(Pool& pool);  // a table of the directory has changed: wakes the participants
+
+// An end is through with a lane. Its memory may be given out again, and waiting repairs look again.
+void lanes_changed(Ledger& ledger, Pool& pool);
+
+// The session's own place in a pool. For a session without a place the pool does not exist. `usable`: the pool is not
+// over.
+Result<Joined> place_in(Ledger& ledger, Session& session, std::uint64_t pool);
+Result<Joined> usable_place_in(Ledger& ledger, Session& session, std::uint64_t pool);
+// Says what is short in the pool itself, and what helps.
+Error refuse_in_pool(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked,
+                     std::string_view remedy);
+Result<void> usable(const Pool& pool);
+
+}  // namespace shmb::daemon

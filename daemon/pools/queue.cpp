@@ -1,0 +1,636 @@
+// SPDX-License-Identifier: Apache-2.0
+// Order of an open: check all words, make the lanes that it needs, enter the ends. A failure leaves nothing.
+#include "daemon/pools/queue.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/text.hpp"
+#include "daemon/ledger/grant.hpp"
+#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/refuse.hpp"
+#include "daemon/pools/pool.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+
+using pool::kNone;
+using pool::LaneEntry;
+using pool::LaneState;
+using pool::QueueEntry;
+using pool::QueueKind;
+using pool::QueueState;
+using pool::Stamp;
+
+namespace {
+
+constexpr auto kRelease = std::memory_order_release;
+constexpr auto kRelaxed = std::memory_order_relaxed;  // of words that only this thread writes
+
+Stamp stamp_of(const LaneEntry& lane) { return Stamp::of(lane.stamp.load(kRelaxed)); }
+Stamp stamp_of(const QueueEntry& queue) { return Stamp::of(queue.stamp.load(kRelaxed)); }
+LaneState state_of(const LaneEntry& lane) { return static_cast<LaneState>(stamp_of(lane).state); }
+QueueState state_of(const QueueEntry& queue) { return static_cast<QueueState>(stamp_of(queue).state); }
+QueueKind kind_of(const QueueEntry& queue) { return static_cast<QueueKind>(queue.kind); }
+std::uint64_t bit(std::uint32_t participant) { return std::uint64_t{1} << participant; }
+
+// seq_cst: a receiver that joins a lane says so and then looks at its stamp (J3, J4). The broker looks for receivers
+// after this store.
+void set_state(LaneEntry& lane, LaneState state) {
+  lane.stamp.store(Stamp{stamp_of(lane).serial, static_cast<std::uint8_t>(state)}.word(), std::memory_order_seq_cst);
+}
+
+bool of_queue(const LaneEntry& lane, const QueueEntry& entry, std::uint32_t queue) {
+  return lane.queue == queue && lane.queue_serial == stamp_of(entry).serial;
+}
+
+bool keeps_memory(const LaneEntry& lane) { return state_of(lane) != LaneState::free || lane.cells != 0; }
+
+std::uint64_t bytes_of(const pool::View& view, const LaneEntry& lane) {
+  return pool::lane_bytes(kind_of(view.queue(lane.queue)), lane.cells, lane.cell_size);
+}
+
+bool alive(const Pool& pool, std::uint32_t participant, std::uint32_t life) {
+  const Participant& who = pool.participants[participant];
+  return who.life == life && who.state == pool::ParticipantState::live;
+}
+
+bool sender_gone(Pool& pool, std::uint32_t index) {
+  const LaneEntry& lane = pool.view.lane(index);
+  return pool.lanes[index].sender_finished || !alive(pool, lane.from, lane.from_life);
+}
+
+// Cells that are written in one turn: 128 KiB at most, often in fresh pages.
+constexpr std::uint32_t kCellsOfTurn = 1024;
+
+struct LaneRequest {
+  std::uint32_t queue = 0, from = 0, to = kNone;
+};
+
+Error no_lane(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked) {
+  return refuse_in_pool(
+      pool, slot, limit, used, asked,
+      "make the pool with more of it, or wait until the lanes of participants that have left are read");
+}
+
+// A reader that has the queue open gets all messages of a new ring. It is attached at the first message before the
+// writer knows the ring, whenever the reader looks at the directory next.
+void attach_readers(const pool::LaneView& ring, std::uint64_t readers) {
+  for (; readers != 0; readers &= readers - 1)
+    // the stamp releases it
+    ring.reader(static_cast<std::size_t>(std::countr_zero(readers))).position.store(1, kRelaxed);
+}
+
+Result<std::uint32_t> make_lane(Pool& pool, const LaneRequest& wish) {
+  const pool::View& view = pool.view;
+  const QueueEntry& queue = view.queue(wish.queue);
+  const QueueKind kind = kind_of(queue);
+  std::uint32_t free = kNone, used = 0;
+  std::optional<std::uint64_t> offset;
+  for (std::uint32_t i = 0; i < view.lanes(); ++i) {
+    const LaneEntry& lane = view.lane(i);
+    if (state_of(lane) != LaneState::free) {
+      ++used;
+    } else if (lane.cells != 0) {
+      // The ring of an earlier writer of this queue: same kind, same sizes.
+      if (kind == QueueKind::broadcast && of_queue(lane, queue, wish.queue)) {
+        free = i;
+        offset = lane.offset;
+        break;
+      }
+      ++used;
+    } else if (free == kNone) {
+      free = i;
+    }
+  }
+  if (free == kNone) return std::unexpected(no_lane(pool, SHMBW_SLOT_LANES, view.lanes(), used, 1));
+  const std::uint64_t bytes = pool::lane_bytes(kind, queue.cells, queue.cell_size);
+  if (!offset) offset = find_lane_memory(view, bytes);
+  if (!offset)
+    return std::unexpected(no_lane(pool, SHMBW_SLOT_LANE_BYTES, view.control_area().size() - view.header().lane_memory,
+                                   lane_memory_used(view), bytes));
+  const LaneInMaking made = std::exchange(pool.making, {});
+  const std::uint32_t ready =
+      made.offset == *offset && made.kind == kind && made.cells == queue.cells && made.cell_size == queue.cell_size
+          ? made.ready
+          : 0;
+  pool::prepare_cells(view.lane_memory(*offset), kind, queue.cells, queue.cell_size, ready, queue.cells - ready);
+  if (kind == QueueKind::broadcast)
+    attach_readers({view.lane_memory(*offset), kind, queue.cells, queue.cell_size}, queue.readers.load(kRelaxed));
+  LaneEntry& lane = view.lane(free);
+  lane.queue = wish.queue;
+  lane.queue_serial = stamp_of(queue).serial;
+  lane.from = wish.from;
+  lane.from_life = pool.participants[wish.from].life;
+  lane.to = wish.to;
+  lane.to_life = wish.to == kNone ? 0 : pool.participants[wish.to].life;
+  lane.cells = queue.cells;
+  lane.cell_size = queue.cell_size;
+  lane.offset = *offset;
+  pool.lanes[free] = LaneBook{};
+  lane.stamp.store(Stamp{++pool.last_lane_serial, static_cast<std::uint8_t>(LaneState::open)}.word(), kRelease);
+  return free;
+}
+
+void drop_hold(Ledger& ledger, LaneBook& book, std::map<std::uint64_t, LaneBook::Hold>::iterator at) {
+  Region& region = *at->second.region;
+  book.holds.erase(at);
+  --region.pool_holds;
+  // A receiver of the region has mapped it by its own lease, whose end says whether it is unmapped.
+  release_region(ledger, region, true);
+}
+
+void free_lane(Ledger& ledger, Pool& pool, std::uint32_t index) {
+  LaneEntry& lane = pool.view.lane(index);
+  const bool keeps = kind_of(pool.view.queue(lane.queue)) == QueueKind::broadcast;
+  if (const KnownLane known = known_lane(pool.view, index);
+      known && of_queue(lane, pool.view.queue(lane.queue), lane.queue))
+    pool.queues[lane.queue].in_regions += known.words.in_regions().load(kRelaxed);
+  set_state(lane, LaneState::free);
+  if (!keeps) lane.cells = 0;
+  LaneBook& book = pool.lanes[index];
+  while (!book.holds.empty()) drop_hold(ledger, book, book.holds.begin());
+  book = LaneBook{};
+}
+
+// The sender's end is closed or its process is gone: no further message comes.
+void close_sender(Pool& pool, std::uint32_t index) {
+  LaneEntry& lane = pool.view.lane(index);
+  if (state_of(lane) == LaneState::open) set_state(lane, LaneState::writer_gone);
+  QueueEntry& queue = pool.view.queue(lane.queue);
+  if (queue.writer_lane.load(kRelaxed) == index && kind_of(queue) == QueueKind::broadcast)
+    queue.writer_lane.store(kNone, kRelease);
+}
+
+void close_receiver(Pool& pool, std::uint32_t index) {
+  LaneEntry& lane = pool.view.lane(index);
+  pool.lanes[index].receiver_done = true;
+  if (state_of(lane) == LaneState::open) set_state(lane, LaneState::reader_gone);
+}
+
+// Closes ends of a queue that the participant does not have any more.
+void close_ends(Pool& pool, std::uint32_t queue, std::uint32_t participant, bool reader, bool writer) {
+  QueueEntry& entry = pool.view.queue(queue);
+  if (reader) entry.readers.fetch_and(~bit(participant), std::memory_order_seq_cst);
+  if (writer) entry.writers.fetch_and(~bit(participant), std::memory_order_seq_cst);
+  const std::uint32_t life = pool.participants[participant].life;
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const LaneEntry& lane = pool.view.lane(i);
+    if (state_of(lane) == LaneState::free || !of_queue(lane, entry, queue)) continue;
+    if (writer && lane.from == participant && lane.from_life == life) close_sender(pool, i);
+    if (reader && lane.to == participant && lane.to_life == life) close_receiver(pool, i);
+    if (!reader) continue;
+    // Its report counts for this end only. The next reader on this index may use the lane again.
+    pool.lanes[i].through &= ~bit(participant);
+    // Also in rings that it has not looked at yet. Otherwise its next end would begin at a position that is overwritten
+    // by then.
+    if (const KnownLane known = known_lane(pool.view, i); known && known.kind == QueueKind::broadcast)
+      known.words.reader(participant).position.store(0, kRelease);
+  }
+}
+
+std::uint32_t flags_of(const shmbw_queue_open& wish) {
+  std::uint32_t flags = 0;
+  if ((wish.flags & SHMBW_QUEUE_OPEN_DROP_OLDEST) != 0) flags |= pool::kQueueDropOldest;
+  if ((wish.flags & SHMBW_QUEUE_OPEN_EXPIRING) != 0) flags |= pool::kQueueExpiring;
+  if ((wish.flags & SHMBW_QUEUE_OPEN_AT_LEAST_ONCE) != 0) flags |= pool::kQueueAtLeastOnce;
+  return flags;
+}
+
+// Cells that the caller leaves open (0) are those of the existing queue.
+shmbw_queue_open with_cells(shmbw_queue_open wish, const QueueEntry* there) {
+  constexpr std::uint32_t kCells = 256, kCellSize = 64;
+  if (wish.kind == SHMBW_QUEUE_KIND_NONE) return wish;
+  if (wish.cells == 0) wish.cells = there != nullptr ? there->cells : kCells;
+  if (wish.cell_size == 0) wish.cell_size = there != nullptr ? there->cell_size : kCellSize;
+  return wish;
+}
+
+Result<void> check_words(const Participant& caller, const shmbw_queue_open& wish, std::string_view name) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_OPEN_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a flag of queue_open is not known to this broker");
+  if (auto valid = names::check(name, "queue name"); !valid) return valid;
+  const bool writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
+  if (!writer && (wish.flags & SHMBW_QUEUE_OPEN_READER) == 0)
+    return error(Status::invalid, "open a queue as reader, as writer or as both");
+  if (writer && caller.read_only)
+    return error(Status::denied, "this session joined the pool read_only: it cannot write to queues");
+  const bool open_only = (wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0;
+  if (open_only && (wish.flags & SHMBW_QUEUE_OPEN_CREATE_ONLY) != 0)
+    return error(Status::invalid, "create_only and open_only exclude each other");
+  if (wish.kind == SHMBW_QUEUE_KIND_NONE) {
+    if (!open_only) return error(Status::invalid, "a queue without a kind can only be opened (open_only)");
+    return {};
+  }
+  if (wish.kind > SHMBW_QUEUE_KIND_BROADCAST) return error(Status::invalid, "a queue is line, claim or broadcast");
+  if ((wish.flags & SHMBW_QUEUE_OPEN_DROP_OLDEST) != 0 && wish.kind != SHMBW_QUEUE_KIND_BROADCAST)
+    return error(Status::invalid, "only a broadcast queue can drop its oldest messages");
+  if ((wish.flags & SHMBW_QUEUE_OPEN_AT_LEAST_ONCE) != 0 && wish.kind != SHMBW_QUEUE_KIND_MPMC)
+    return error(Status::invalid, "only a mpmc queue delivers at least once");
+  if (!std::has_single_bit(wish.cells) || wish.cells < 2 || wish.cells > 65536)
+    return error(Status::invalid, "the cells of a lane are a power of two from 2 to 65536");
+  if (wish.cell_size != 64 && wish.cell_size != 128) return error(Status::invalid, "a cell has 64 or 128 bytes");
+  return {};
+}
+
+std::uint32_t find_queue(Pool& pool, std::string_view name) {
+  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
+    const QueueEntry& entry = pool.view.queue(i);
+    if (state_of(entry) != QueueState::free && !pool.queues[i].removed &&
+        std::string_view(entry.name, entry.name_length) == name)
+      return i;
+  }
+  return kNone;
+}
+
+// Whether there are messages that a new reader may take. Messages of the other kinds end with the reader they were sent
+// to.
+bool has_unread(Pool& pool, std::uint32_t queue) {
+  const QueueEntry& entry = pool.view.queue(queue);
+  if (kind_of(entry) != QueueKind::mpmc) return false;
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const LaneEntry& lane = pool.view.lane(i);
+    if (state_of(lane) == LaneState::free || !of_queue(lane, entry, queue)) continue;
+    if (const KnownLane known = known_lane(pool.view, i); known && unread(known.words, known.kind) != 0) return true;
+  }
+  return false;
+}
+
+Result<void> may_open(Pool& pool, std::uint32_t queue, std::uint32_t participant, const shmbw_queue_open& wish,
+                      std::string_view name) {
+  const QueueEntry& entry = pool.view.queue(queue);
+  if ((wish.flags & SHMBW_QUEUE_OPEN_CREATE_ONLY) != 0)
+    return error(Status::exists, "the pool has a queue " + quoted(name) + " already");
+  if (wish.kind != SHMBW_QUEUE_KIND_NONE && (entry.kind != wish.kind || entry.flags != flags_of(wish) ||
+                                             entry.cells != wish.cells || entry.cell_size != wish.cell_size))
+    return error(Status::exists, "queue " + quoted(name) +
+                                     " has another kind, other flags or other cells; open it as it is (kind none, "
+                                     "open_only) or use another name");
+  if (state_of(entry) == QueueState::closed) {
+    const bool reads_only =
+        (wish.flags & (SHMBW_QUEUE_OPEN_READER | SHMBW_QUEUE_OPEN_WRITER)) == SHMBW_QUEUE_OPEN_READER;
+    if (!reads_only || !has_unread(pool, queue))
+      return error(Status::closed, "queue " + quoted(name) + " is closed: nobody may send" +
+                                       (reads_only ? ", and nothing is left in it for a new reader" : ""));
+  }
+  const std::uint64_t readers = entry.readers.load(kRelaxed), writers = entry.writers.load(kRelaxed);
+  if ((wish.flags & SHMBW_QUEUE_OPEN_READER) != 0) {
+    if ((readers & bit(participant)) != 0)
+      return error(Status::busy, "this session reads queue " + quoted(name) + " already");
+    if (kind_of(entry) == QueueKind::spsc && readers != 0)
+      return error(Status::busy, "queue " + quoted(name) + " is a line and has its reader");
+  }
+  if ((wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0) {
+    if ((writers & bit(participant)) != 0)
+      return error(Status::busy, "this session writes queue " + quoted(name) + " already");
+    if (kind_of(entry) != QueueKind::mpmc && writers != 0)
+      return error(Status::busy, "queue " + quoted(name) + " has its writer");
+  }
+  return {};
+}
+
+// The offset at which make_lane() will put the lane.
+std::optional<std::uint64_t> lane_offset(const Pool& pool, const QueueEntry* entry, std::uint32_t queue,
+                                         const LaneInMaking& needed) {
+  if (entry && needed.kind == QueueKind::broadcast)
+    for (std::uint32_t i = 0; i < pool.view.lanes(); ++i)
+      if (const LaneEntry& lane = pool.view.lane(i);
+          state_of(lane) == LaneState::free && lane.cells != 0 && of_queue(lane, *entry, queue))
+        return lane.offset;
+  return find_lane_memory(pool.view, pool::lane_bytes(needed.kind, needed.cells, needed.cell_size));
+}
+
+Result<std::uint32_t> make_queue(Ledger& ledger, Pool& pool, const shmbw_queue_open& wish, std::string_view name) {
+  std::uint32_t index = 0;
+  while (index < pool.view.queues() && state_of(pool.view.queue(index)) != QueueState::free) ++index;
+  if (index == pool.view.queues())
+    return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_QUEUES, index, index, 1,
+                                          "remove queues that are not used any more, or make the pool with more"));
+  QueueEntry& entry = pool.view.queue(index);
+  entry.kind = static_cast<std::uint8_t>(wish.kind);
+  entry.flags = flags_of(wish);
+  entry.cells = wish.cells;
+  entry.cell_size = wish.cell_size;
+  entry.readers.store(0, kRelaxed);
+  entry.writers.store(0, kRelaxed);
+  entry.generation.store(0, kRelaxed);
+  entry.writer_lane.store(kNone, kRelaxed);
+  entry.deaths.store(0, kRelaxed);
+  entry.name_length = static_cast<std::uint32_t>(name.size());
+  std::memset(entry.name, 0, sizeof entry.name);
+  std::memcpy(entry.name, name.data(), std::min(name.size(), sizeof entry.name));
+  pool.queues[index] = QueueBook{++ledger.last_serial};
+  entry.stamp.store(Stamp{stamp_of(entry).serial + 1, static_cast<std::uint8_t>(QueueState::open)}.word(), kRelease);
+  return index;
+}
+
+// By now only its rings have kept memory.
+void free_queue(Pool& pool, std::uint32_t index) {
+  QueueEntry& entry = pool.view.queue(index);
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i)
+    if (LaneEntry& lane = pool.view.lane(i); of_queue(lane, entry, index)) lane.cells = 0;
+  entry.stamp.store(Stamp{stamp_of(entry).serial, static_cast<std::uint8_t>(QueueState::free)}.word(), kRelease);
+}
+
+void close_for_all(QueueEntry& entry) {
+  if (state_of(entry) != QueueState::open) return;
+  const Stamp closed{stamp_of(entry).serial, static_cast<std::uint8_t>(QueueState::closed)};
+  entry.stamp.store(closed.word(), std::memory_order_seq_cst);
+}
+
+}  // namespace
+
+bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
+                     std::string_view name) {
+  LaneInMaking& making = pool.making;
+  if (making.session && making.session != &session) return false;  // that session's lane is made first
+  const std::uint32_t queue = find_queue(pool, name);
+  const bool fresh = queue == kNone;
+  const shmbw_queue_open wish = with_cells(asked, fresh ? nullptr : &pool.view.queue(queue));
+  const bool reader = (wish.flags & SHMBW_QUEUE_OPEN_READER) != 0, writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
+  // The open itself reports what is wrong or short.
+  const bool refused = !check_words(pool.participants[participant], wish, name) ||
+                       (fresh ? wish.kind == SHMBW_QUEUE_KIND_NONE || (wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0
+                              : !may_open(pool, queue, participant, wish, name));
+  LaneInMaking needed;
+  if (!refused) {
+    const QueueEntry* const entry = fresh ? nullptr : &pool.view.queue(queue);
+    needed.kind = entry ? kind_of(*entry) : static_cast<QueueKind>(wish.kind);
+    needed.cells = entry ? entry->cells : wish.cells;
+    needed.cell_size = entry ? entry->cell_size : wish.cell_size;
+    const bool read = reader || (entry && entry->readers.load(kRelaxed) != 0);
+    const bool written = writer || (entry && entry->writers.load(kRelaxed) != 0);
+    const bool makes = needed.kind == QueueKind::spsc ? read && written : writer;
+    const auto offset = makes ? lane_offset(pool, entry, queue, needed) : std::nullopt;
+    if (offset) {
+      needed.session = &session;
+      needed.offset = *offset;
+    }
+  }
+  if (!needed.session) {
+    making = {};
+    return true;
+  }
+  if (!making.same(needed)) making = needed;
+  if (making.cells - making.ready <= kCellsOfTurn) return true;
+  pool::prepare_cells(pool.view.lane_memory(making.offset), making.kind, making.cells, making.cell_size, making.ready,
+                      kCellsOfTurn);
+  making.ready += kCellsOfTurn;
+  return false;
+}
+
+Result<OpenedQueue> open_queue(Ledger& ledger, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
+                               std::string_view name) {
+  std::uint32_t queue = find_queue(pool, name);
+  const shmbw_queue_open wish = with_cells(asked, queue == kNone ? nullptr : &pool.view.queue(queue));
+  if (auto words = check_words(pool.participants[participant], wish, name); !words)
+    return std::unexpected(words.error());
+  const bool fresh = queue == kNone;
+  if (fresh) {
+    if ((wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0)
+      return error(Status::not_found, "the pool has no queue " + quoted(name));
+    auto made = make_queue(ledger, pool, wish, name);
+    if (!made) return std::unexpected(made.error());
+    queue = *made;
+  } else if (auto may = may_open(pool, queue, participant, wish, name); !may) {
+    return std::unexpected(may.error());
+  }
+  QueueEntry& entry = pool.view.queue(queue);
+  const bool reader = (wish.flags & SHMBW_QUEUE_OPEN_READER) != 0;
+  const bool writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
+  const std::uint64_t readers = entry.readers.load(kRelaxed) | (reader ? bit(participant) : 0);
+  const std::uint64_t writers = entry.writers.load(kRelaxed) | (writer ? bit(participant) : 0);
+  OpenedQueue out{queue, stamp_of(entry).serial, kNone, 0};
+
+  std::optional<LaneRequest> lane_wish;
+  if (kind_of(entry) != QueueKind::spsc) {
+    if (writer) lane_wish = {queue, participant, kNone};
+  } else if (readers != 0 && writers != 0) {
+    lane_wish = {queue, static_cast<std::uint32_t>(std::countr_zero(writers)),
+                 static_cast<std::uint32_t>(std::countr_zero(readers))};
+  }
+  if (lane_wish) {
+    auto lane = make_lane(pool, *lane_wish);
+    if (!lane) {
+      if (fresh) free_queue(pool, queue);
+      return std::unexpected(lane.error());
+    }
+    if (kind_of(entry) != QueueKind::spsc) {
+      out.lane = *lane;
+      out.lane_serial = stamp_of(pool.view.lane(*lane)).serial;
+    }
+    if (kind_of(entry) == QueueKind::broadcast) {
+      entry.writer_lane.store(*lane, kRelease);
+      entry.generation.fetch_add(1, kRelease);
+    }
+  }
+  entry.readers.store(readers, std::memory_order_seq_cst);
+  entry.writers.store(writers, std::memory_order_seq_cst);
+  pool_changed(pool);
+  return out;
+}
+
+Result<EndsLeft> close_queue(Ledger& ledger, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_CLOSE_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a flag of queue_close is not known to this broker");
+  if (wish.queue >= pool.view.queues() || stamp_of(pool.view.queue(wish.queue)).serial != wish.serial ||
+      state_of(pool.view.queue(wish.queue)) == QueueState::free)
+    return error(Status::not_found, "the pool has no such queue");
+  QueueEntry& entry = pool.view.queue(wish.queue);
+  const bool reader = (wish.flags & SHMBW_QUEUE_CLOSE_READER) != 0;
+  const bool writer = (wish.flags & SHMBW_QUEUE_CLOSE_WRITER) != 0;
+  constexpr std::uint32_t kForAll = SHMBW_QUEUE_CLOSE_ALL | SHMBW_QUEUE_CLOSE_REMOVE;
+  if ((wish.flags & kForAll) != 0 && pool.participants[participant].read_only)
+    return error(Status::denied, "this session joined the pool read_only: it cannot close a queue for others");
+  if (reader && (entry.readers.load(kRelaxed) & bit(participant)) == 0)
+    return error(Status::not_found, "this session does not read the queue");
+  if (writer && (entry.writers.load(kRelaxed) & bit(participant)) == 0)
+    return error(Status::not_found, "this session does not write the queue");
+  close_ends(pool, wish.queue, participant, reader, writer);
+  if ((wish.flags & SHMBW_QUEUE_CLOSE_ALL) != 0) close_for_all(entry);
+  if ((wish.flags & SHMBW_QUEUE_CLOSE_REMOVE) != 0) pool.queues[wish.queue].removed = true;
+  const EndsLeft left{static_cast<std::uint32_t>(std::popcount(entry.readers.load(kRelaxed))),
+                      static_cast<std::uint32_t>(std::popcount(entry.writers.load(kRelaxed)))};
+  settle_lanes(ledger, pool);
+  pool_changed(pool);
+  return left;
+}
+
+void close_queues(Pool& pool) {
+  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) close_for_all(pool.view.queue(i));
+}
+
+void drop_ends(Pool& pool, std::uint32_t participant, bool died) {
+  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
+    QueueEntry& entry = pool.view.queue(i);
+    if (state_of(entry) == QueueState::free) continue;
+    const bool reader = (entry.readers.load(kRelaxed) & bit(participant)) != 0;
+    const bool writer = (entry.writers.load(kRelaxed) & bit(participant)) != 0;
+    if (died) entry.deaths.fetch_add((reader ? 1U : 0U) + (writer ? 1U : 0U), kRelease);
+    if (reader || writer) close_ends(pool, i, participant, reader, writer);
+  }
+  // Lanes of ends that were closed earlier keep their state until now.
+  const std::uint32_t life = pool.participants[participant].life;
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const LaneEntry& lane = pool.view.lane(i);
+    if (state_of(lane) != LaneState::free && lane.to == participant && lane.to_life == life)
+      pool.lanes[i].receiver_done = true;
+  }
+}
+
+bool lane_finished(Pool& pool, std::uint32_t participant, const shmbw_lane_finished& wish) {
+  if (wish.lane >= pool.view.lanes()) return false;
+  const LaneEntry& lane = pool.view.lane(wish.lane);
+  if (state_of(lane) == LaneState::free || stamp_of(lane).serial != wish.serial) return false;
+  LaneBook& book = pool.lanes[wish.lane];
+  const std::uint32_t life = pool.participants[participant].life;
+  if (wish.end == SHMBW_LANE_END_SENDER) {
+    if (lane.from != participant || lane.from_life != life || book.sender_finished) return false;
+    book.sender_finished = true;
+    close_sender(pool, wish.lane);
+    return true;
+  }
+  // A receiver is through only with a lane that gets no further message.
+  const bool over =
+      state_of(lane) == LaneState::writer_gone || state_of(pool.view.queue(lane.queue)) == QueueState::closed;
+  if (wish.end != SHMBW_LANE_END_RECEIVER || !over) return false;
+  if (lane.to != kNone) {
+    if (lane.to != participant || lane.to_life != life || book.receiver_done) return false;
+    book.receiver_done = true;
+    return true;
+  }
+  const std::uint64_t readers = pool.view.queue(lane.queue).readers.load(kRelaxed);
+  if ((readers & ~book.through & bit(participant)) == 0) return false;
+  book.through |= bit(participant);
+  return true;
+}
+
+Result<void> hold_region(Ledger& ledger, Session& session, Pool& pool, std::uint32_t participant,
+                         const shmbw_queue_hold& wish) {
+  if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_HOLD_KNOWN}) != 0)
+    return error(Status::unknown_flags, "a flag of queue_hold is not known to this broker");
+  const LaneEntry* lane = wish.lane < pool.view.lanes() ? &pool.view.lane(wish.lane) : nullptr;
+  if (!lane || state_of(*lane) == LaneState::free || stamp_of(*lane).serial != wish.serial ||
+      lane->from != participant || lane->from_life != pool.participants[participant].life)
+    return error(Status::not_found, "no such lane, or not one of this session");
+  LaneBook& book = pool.lanes[wish.lane];
+  auto held = book.holds.find(wish.region.id);
+  if ((wish.flags & SHMBW_QUEUE_HOLD_DROP) != 0) {
+    if (held == book.holds.end()) return error(Status::not_found, "the lane does not hold that region");
+    drop_hold(ledger, book, held);
+    return {};
+  }
+  if (book.sender_finished) return error(Status::closed, "this session is through with the lane");
+  if (held != book.holds.end()) return {};
+  Region* region = ledger.find_region(wish.region.id);
+  Lease* lease = region ? find_lease(session, *region) : nullptr;
+  if (!lease) return std::unexpected(no_lease(wish.region.id));
+  if (wish.region.generation != 0 && wish.region.generation != region->generation)
+    return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
+  if (((lease->rights | authority(session, *region)) & SHMBW_RIGHT_SHARE) == 0)
+    return error(Status::denied, "the lease does not carry share: the region cannot be passed on");
+  auto charge = pool.group->account.charge(Resource::leases, 1);
+  if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
+  book.holds.try_emplace(region->id, LaneBook::Hold{region, std::move(*charge)});
+  ++region->pool_holds;
+  return {};
+}
+
+bool lane_received(Pool& pool, std::uint32_t index) {
+  const LaneEntry& lane = pool.view.lane(index);
+  const QueueEntry& queue = pool.view.queue(lane.queue);
+  const LaneBook& book = pool.lanes[index];
+  if (lane.to != kNone) return book.receiver_done;
+  const std::uint64_t waiting = queue.readers.load(kRelaxed) & ~book.through;
+  const KnownLane known = known_lane(pool.view, index);
+  if (!known) return true;
+  if (known.kind == QueueKind::broadcast) return !attached(known.words, waiting);
+  if (waiting != 0) return false;
+  // Later consumers may take what is left, also in a closed queue, until no consumer can come any more.
+  return (pool.queues[lane.queue].removed && queue.readers.load(kRelaxed) == 0) || all_done(known.words);
+}
+
+bool settle_lanes(Ledger& ledger, Pool& pool) {
+  bool changed = false;
+  std::vector<bool> used(pool.view.queues(), false);
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const LaneEntry& lane = pool.view.lane(i);
+    if (state_of(lane) == LaneState::free) continue;
+    if (sender_gone(pool, i) && lane_received(pool, i)) {
+      free_lane(ledger, pool, i);
+      changed = true;
+    } else {
+      used[lane.queue] = true;
+    }
+  }
+  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
+    const QueueEntry& entry = pool.view.queue(i);
+    if (!pool.queues[i].removed || used[i] || state_of(entry) == QueueState::free) continue;
+    if (entry.readers.load(kRelaxed) != 0 || entry.writers.load(kRelaxed) != 0) continue;
+    free_queue(pool, i);
+    changed = true;
+  }
+  return changed;
+}
+
+std::size_t drop_idle_holds(Ledger& ledger, Pool& pool, std::uint32_t index, bool& waits) {
+  LaneBook& book = pool.lanes[index];
+  const auto idle = [](const auto& hold) { return !hold.second.region->needed(); };
+  if (std::ranges::none_of(book.holds, idle)) return 1;
+  const LaneEntry& lane = pool.view.lane(index);
+  const KnownLane known = known_lane(pool.view, index);
+  if (known && !lane_received(pool, index) && unread_by(known, pool.view.queue(lane.queue).readers.load(kRelaxed))) {
+    waits = true;
+  } else {
+    for (auto at = book.holds.begin(); at != book.holds.end();)
+      if (const auto here = at++; idle(*here)) drop_hold(ledger, book, here);
+  }
+  return std::max<std::uint32_t>(lane.cells, 1);
+}
+
+void drop_lanes(Ledger& ledger, Pool& pool) {
+  for (LaneBook& book : pool.lanes)
+    while (!book.holds.empty()) drop_hold(ledger, book, book.holds.begin());
+}
+
+bool queue_in_use(const Pool& pool, std::uint32_t queue) {
+  return state_of(pool.view.queue(queue)) != QueueState::free;
+}
+
+std::uint32_t unread_lanes(Pool& pool, std::uint32_t participant) {
+  std::uint32_t count = 0;
+  const std::uint32_t life = pool.participants[participant].life;
+  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
+    const LaneEntry& lane = pool.view.lane(i);
+    if (state_of(lane) == LaneState::free || lane.from != participant || lane.from_life != life) continue;
+    if (lane_received(pool, i)) continue;
+    if (const KnownLane known = known_lane(pool.view, i); known && unread(known.words, known.kind) != 0) ++count;
+  }
+  return count;
+}
+
+std::optional<std::uint64_t> find_lane_memory(const pool::View& view, std::uint64_t bytes) {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> taken;  // offset, end
+  for (std::uint32_t i = 0; i < view.lanes(); ++i) {
+    const LaneEntry& lane = view.lane(i);
+    if (keeps_memory(lane)) taken.emplace_back(lane.offset, lane.offset + bytes_of(view, lane));
+  }
+  std::ranges::sort(taken);
+  taken.emplace_back(view.control_area().size(), 0);
+  std::uint64_t at = view.header().lane_memory;
+  for (auto [begin, end] : taken) {
+    if (begin >= at && begin - at >= bytes) return at;
+    at = std::max(at, end);
+  }
+  return std::nullopt;
+}
+
+std::uint64_t lane_memory_used(const pool::View& view) {
+  std::uint64_t sum = 0;
+  for (std::uint32_t i = 0; i < view.lanes(); ++i)
+    if (keeps_memory(view.lane(i))) sum += bytes_of(view, view.lane(i));
+  return sum;
+}
+
+}  // namespace shmb::daemon

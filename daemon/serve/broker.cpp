@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ledger behind the seam: passes what the transport reports to the nouns.
+#include "daemon/serve/broker.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <string>
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "daemon/ledger/ledger.hpp"
+#include "daemon/serve/answer.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+// Sessions of one uid over its limit that may be open. One that has got its refusal makes room for the next. If none of
+// them has said HELLO yet, the next is closed at once.
+constexpr std::size_t kRefusedAtMost = 16;
+
+class Broker final : public BrokerEvents {
+ public:
+  Broker(const Config& config, BrokerFacts facts, const Secret& key) : ledger_(config, std::move(facts), key) {}
+  Sys<void> prepare() { return Closer::prepare(ledger_.closer); }
+
+  // A session has two descriptors, its socket and its pidfd. Half of the reserve is for clients that get the refusal of
+  // a full table.
+  bool room_for_session(bool admin) const override {
+    return ledger_.descriptors() + 2 + kept_back(admin) <= ledger_.facts.descriptors_limit;
+  }
+  Session* connected(Link& link) override;
+  void packet(Session& session, const wire::PacketView& packet) override {
+    ledger_.begin_turn();
+    if (!session.link || session.phase == Phase::ended) return;
+    session.held = false;
+    dispatch(ledger_, session, packet);
+    if (!session.held) forget_awaited(ledger_, session);
+  }
+  bool greeted(const Session& session) const override { return session.greeted(); }
+  void end_of_file(Session& session) override {
+    ledger_.begin_turn();
+    end_session(ledger_, session);
+    session.link = nullptr;
+  }
+  void process_died(Session& session, const sys::ExitInfo* how) override {
+    ledger_.begin_turn();
+    session_process_died(ledger_, session, how);
+  }
+  void disconnected(Session& session) override {
+    ledger_.begin_turn();
+    session_disconnected(ledger_, session);
+  }
+  void process_lives(Session& session) override {
+    ledger_.begin_turn();
+    report_lives(ledger_, session.id);
+  }
+  bool wants_exit(const Session& session) const override { return ledger_.reports.contains(session.id); }
+  bool awaits_end(const Session& session) const override { return session.awaits_end(); }
+  void process_ended(Session& session) override {
+    ledger_.begin_turn();
+    session_process_ended(ledger_, session);
+  }
+  void forget(Session& session) override;
+  std::int64_t next_deadline() const override { return ledger_.timers.next(); }
+  void tick(std::int64_t now) override {
+    ledger_.begin_turn();
+    ledger_.timers.run(now, ledger_.facts.tick_at_most);
+  }
+  bool close_elsewhere(std::uint32_t uid, std::vector<Fd> fds) override {
+    return daemon::close_elsewhere(ledger_, uid, std::move(fds));
+  }
+  bool keep_waiting(std::uint32_t uid, std::size_t descriptors) override {
+    if (ledger_.descriptor_shortage(uid, descriptors, false)) return false;
+    ledger_.count_waiting(uid, static_cast<std::int64_t>(descriptors));
+    return true;
+  }
+  void waited(std::uint32_t uid, std::size_t descriptors) override {
+    ledger_.count_waiting(uid, -static_cast<std::int64_t>(descriptors));
+  }
+  bool closes_too_many(std::uint32_t uid) override { return ledger_.closes_too_many(uid); }
+  bool keep_pidfd(std::uint32_t uid) override { return ledger_.keep_pidfd(uid); }
+  void pidfd_closed(std::uint32_t uid) override { ledger_.close_pidfd(uid); }
+  int wake_fd() const override { return ledger_.closer.wake_fd(); }
+  void woken() override {
+    ledger_.begin_turn();
+    closed_regions(ledger_);
+    seals_done(ledger_);
+    devices_found(ledger_);
+  }
+  bool idle() const override { return ledger_.live_sessions == 0 && ledger_.regions.empty() && ledger_.pools.empty(); }
+
+ private:
+  bool drop_one_told(Uid& uid);
+  std::uint64_t kept_back(bool admin) const { return admin ? 0 : ledger_.config.descriptors_reserved / 2; }
+  Ledger ledger_;
+};
+
+bool Broker::drop_one_told(Uid& uid) {
+  const auto told =
+      std::ranges::find_if(uid.refused, [&](std::uint64_t id) { return ledger_.sessions.at(id).refusal_told; });
+  if (told == uid.refused.end()) return false;
+  Session& session = ledger_.sessions.at(*told);
+  uid.refused.erase(told);
+  session.link->drop("it has the refusal that its user is over a limit, and others wait for theirs");
+  return true;
+}
+
+Session* Broker::connected(Link& link) {
+  const Peer& peer = link.peer();
+  const bool admin = peer.admin || (peer.uid == 0 && !ledger_.private_mode());
+  // Its socket and its pidfd are open already.
+  if (ledger_.descriptors() + kept_back(admin) > ledger_.facts.descriptors_limit) return nullptr;
+  Uid& uid = ledger_.hold_uid(peer.uid);
+  const auto full = session_shortage(ledger_, peer.uid, admin);
+  std::expected<Charge, Shortage> charge = std::unexpected(full.value_or(Shortage{}));
+  if (!full) charge = uid.account.charge(Resource::sessions, 1);
+  if (!charge && !peer.admin && uid.refused.size() >= kRefusedAtMost && !drop_one_told(uid)) {
+    ledger_.drop_uid(peer.uid);
+    return nullptr;
+  }
+  std::uint64_t id = ++ledger_.last_session;
+  auto [at, fresh] = ledger_.sessions.try_emplace(id, ledger_, id, link, uid.account);
+  Session& session = at->second;
+  ++ledger_.live_sessions;
+  if (charge) {
+    session.charge = std::move(*charge);
+  } else if (!peer.admin) {
+    uid.refused.push_back(id);
+    session.refusal = full ? refuse_descriptors(ledger_, *full) : refuse_limit(ledger_, session, charge.error());
+  }
+  return &session;
+}
+
+void Broker::forget(Session& session) {
+  end_session(ledger_, session);
+  session_process_ended(ledger_, session);  // no later report will come
+  ledger_.sessions.erase(session.id);
+}
+
+// The last field of /proc/loadavg. Threads have such numbers too.
+std::uint32_t newest_pid() {
+  const std::string line = sys::read_file("/proc/loadavg", 256).value_or("");
+  std::uint32_t pid = 0;
+  const std::size_t at = line.rfind(' ') + 1;
+  (void)std::from_chars(line.data() + at, line.data() + line.size(), pid);
+  return pid;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFacts facts) {
+  if (!facts.log) facts.log = [](int, std::string_view) {};
+  if (!facts.now) facts.now = sys::now_boottime;
+  if (!facts.last_pid) facts.last_pid = newest_pid;
+  if (facts.descriptors_limit == 0) {
+    auto limit = sys::descriptor_limit();
+    if (!limit) return system_failure(limit.error(), "reading RLIMIT_NOFILE");
+    facts.descriptors_limit = limit->soft;
+  }
+  if (facts.mappings_limit == 0) facts.mappings_limit = sys::mappings_limit();
+  auto key = Secret::draw();
+  if (!key) return system_failure(key.error(), "drawing the key of the token tables");
+  while (facts.epoch == 0)
+    if (auto drawn = sys::random_bytes(std::as_writable_bytes(std::span(&facts.epoch, 1))); !drawn)
+      return system_failure(drawn.error(), "drawing the epoch");
+  auto broker = std::make_unique<Broker>(config, std::move(facts), *key);
+  if (auto ready = broker->prepare(); !ready) return system_failure(ready.error(), "eventfd of the closing thread");
+  return broker;
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a packet to its handler. What breaks the frame drops the peer (answer 20 of the protocol's rules); everything
+// else that is wrong is an error reply and the session goes on.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "daemon/serve/answer.hpp"
+
+namespace shmb::daemon {
+
+void Request::fail(const Error& error) const {
+  ++ledger.refusals;
+  if (silent()) return;
+  auto buffer = std::span(ledger.reply_buffer.get(), std::size_t{SHMBW_MAX_MESSAGE});
+  session.link->reply(wire::write_error_reply(buffer, packet.header.op, packet.header.tag, error), {});
+}
+
+void Request::hold() const {
+  --ledger.requests;
+  session.held = true;
+  session.link->hold();
+}
+
+void Request::yield() const {
+  --ledger.requests;
+  ledger.holders = {};  // of this request alone
+  session.held = true;
+  session.link->yield();
+}
+
+void Request::refuse_struct(Status status) const {
+  if (status == Status::too_new)
+    fail(Status::too_new, "the request uses fields that this broker (" + ledger.facts.version + ") does not know");
+  else fail(Status::invalid, "the request's sizes do not add up: element count and size, or the lengths of its texts");
+}
+
+void Request::send(wire::Writer& out) const {
+  wire::Bytes packet_out = out.finish(ledger.reply_fds.size());
+  if (packet_out.empty()) fail(Status::system, "own bug: the reply did not fit into one message");
+  else session.link->reply(packet_out, ledger.reply_fds);
+  ledger.reply_fds.clear();
+  ledger.reply_owned.clear();
+}
+
+BatchUnderWay::BatchUnderWay(const Request& request, const wire::Writer& writer, std::size_t next_element)
+    : ledger(request.ledger),
+      uid(request.session.uid),
+      op(request.packet.header.op),
+      tag(request.packet.header.tag),
+      out(writer),
+      next(next_element),
+      written(ledger.reply_buffer.get(), ledger.reply_buffer.get() + (SHMBW_MAX_MESSAGE - out.room())),
+      fds(std::exchange(ledger.reply_fds, {})),
+      owned(std::exchange(ledger.reply_owned, {})) {
+  ledger.count_waiting(uid, std::ssize(owned));
+}
+
+BatchUnderWay::~BatchUnderWay() { ledger.count_waiting(uid, -std::ssize(owned)); }
+
+bool BatchUnderWay::belongs_to(const Request& request) const {
+  if (op == request.packet.header.op && tag == request.packet.header.tag) return true;
+  ledger.own_bug("own bug: a request was served in part, and another one came instead of its rest");
+  return false;
+}
+
+void BatchUnderWay::resume() {
+  ledger.count_waiting(uid, -std::ssize(owned));
+  std::ranges::copy(written, ledger.reply_buffer.get());
+  ledger.reply_fds = std::exchange(fds, {});
+  ledger.reply_owned = std::exchange(owned, {});
+}
+
+namespace {
+
+using Handler = void (*)(const Request&);
+
+constexpr auto kHandlers = [] {
+  std::array<Handler, wire::kTraits.size()> table{};
+#define SHMB_ROW(op, name, batch) table[op] = serve_##name;
+  SHMBW_REQUESTS(SHMB_ROW)
+#undef SHMB_ROW
+  return table;
+}();
+
+// As far as the sender knows the struct.
+template <class T>
+T known_part(wire::Bytes bytes) {
+  T out{};
+  std::memcpy(&out, bytes.data(), std::min(bytes.size(), sizeof out));
+  return out;
+}
+
+template <class Wanted, bool batch>
+std::size_t count_brought(const wire::PacketView& packet) {
+  if constexpr (!batch) {
+    return brought_by(known_part<Wanted>(packet.fixed), packet.header.n_fds);
+  } else {
+    auto elements = wire::BatchView::open(packet);
+    std::size_t sum = 0;
+    for (std::size_t i = 0; elements && i < elements->count(); ++i)
+      sum += brought_by(known_part<Wanted>(elements->bytes_of(i)), packet.header.n_fds);
+    return sum;
+  }
+}
+
+// How many descriptors a request must bring (law 8).
+std::size_t descriptors_of(const wire::PacketView& packet) {
+  switch (packet.header.op) {
+#define SHMB_CASE(op, name, batch) \
+  case op:                         \
+    return count_brought<shmbw_##name, batch>(packet);
+    SHMBW_REQUESTS_WITH_FDS(SHMB_CASE)
+#undef SHMB_CASE
+    default:
+      return 0;
+  }
+}
+
+// The refusal is sent also where the header asks for no reply: such a header is not understood.
+void refuse_aloud(const Request& request, Status status, std::string_view sentence) {
+  shmbw_header answered = request.packet.header;
+  answered.flags = static_cast<std::uint16_t>(answered.flags & ~SHMBW_HEADER_NO_REPLY);
+  const wire::PacketView view{answered, request.packet.fixed, request.packet.rest};
+  Request{request.ledger, request.session, view}.fail(status, sentence);
+}
+
+}  // namespace
+
+void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) {
+  const shmbw_header& header = packet.header;
+  const Request request{ledger, session, packet};
+  ++ledger.requests;
+  if (header.n_fds != descriptors_of(packet))
+    return session.link->drop("descriptors in a request that takes none, or none in one that takes one");
+  if (session.phase == Phase::refused) return session.link->drop("a request after HELLO was refused for good");
+  const bool hello = header.op == SHMBW_OP_HELLO;
+  if (!hello && !session.greeted()) return session.link->drop("a request before HELLO");
+  const wire::Traits& traits = wire::traits_of(header.op);
+  // First of all: a broker that does not know a flag does not know what it does to the others.
+  if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
+    return refuse_aloud(request, Status::unknown_flags, "the header has a flag that this broker does not know");
+  if (request.silent() && !wire::may_have_no_reply(traits, packet.fixed))
+    return refuse_aloud(request, Status::invalid, "no_reply is for " + std::string(wire::kNoReplyNames) + " only");
+  if (header.status != 0 && traits.no_reply != wire::NoReply::always)
+    return request.fail(Status::invalid, "a request's status must be 0");
+  if (hello && session.greeted()) return request.fail(Status::invalid, "HELLO was answered already on this connection");
+  if (!traits.known())
+    return request.fail(Status::unknown_op, "request " + std::to_string(header.op) + " is not known to this broker (" +
+                                                ledger.facts.version + ")");
+  kHandlers[header.op](request);
+}
+
+}  // namespace shmb::daemon

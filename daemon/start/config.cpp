@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+// The configuration file. Every key is in one of the tables below. So an unknown key is refused with its line, and the
+// documentation, the parser and --check cannot differ. Only this file uses toml++.
+#define TOML_EXCEPTIONS 0
+#define TOML_HEADER_ONLY 1
+#define TOML_ENABLE_FORMATTERS 0
+#include "daemon/start/config.hpp"
+
+#include <toml++/toml.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <functional>
+
+#include "base/sys_process.hpp"
+#include "base/text.hpp"
+#include "proto/names.hpp"
+
+namespace shmb::daemon {
+namespace {
+
+using Set = std::function<Result<void>(Config&, const toml::node&)>;
+
+struct Key {
+  std::string_view name;
+  Set set;
+};
+
+std::uint64_t host_memory() {
+  auto pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+  return pages > 0 && size > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(size) : 0;
+}
+
+std::unexpected<Error> wrong(std::string sentence) { return error(Status::invalid, std::move(sentence)); }
+
+Result<std::string> text_of(const toml::node& node, const char* allowed) {
+  if (auto text = node.value_exact<std::string>()) return *text;
+  return wrong(std::string("expects ") + allowed + " in quotes");
+}
+
+Result<std::uint64_t> count_of(const toml::node& node, std::uint64_t least, std::uint64_t most) {
+  auto number = node.value_exact<std::int64_t>();
+  if (number && *number >= 0 && static_cast<std::uint64_t>(*number) >= least &&
+      static_cast<std::uint64_t>(*number) <= most)
+    return static_cast<std::uint64_t>(*number);
+  return wrong("expects a whole number from " + std::to_string(least) + " to " + std::to_string(most));
+}
+
+Result<std::uint64_t> bytes_of(const toml::node& node) {
+  if (auto number = node.value_exact<std::int64_t>()) {
+    if (*number > 0) return static_cast<std::uint64_t>(*number);
+    return wrong("expects more than 0 bytes");
+  }
+  auto text = text_of(node, "a size like \"8G\" or a share of the host's memory like \"50%\"");
+  if (!text) return std::unexpected(text.error());
+  auto bytes = parse_size_or_percent(*text, host_memory());
+  if (bytes && *bytes == 0) return wrong("expects more than 0 bytes");
+  return bytes;
+}
+
+// A hundred years: with the time of day added it still fits in 64 bits of nanoseconds.
+constexpr std::int64_t kLongest = 36'500LL * 24 * 3600 * 1'000'000'000;
+
+Result<std::int64_t> duration_of(const toml::node& node, bool endless) {
+  auto text = text_of(node, "a duration like \"10s\"");
+  if (!text) return std::unexpected(text.error());
+  auto duration = parse_duration(*text);
+  if (duration && *duration < 0 && !endless) return wrong("expects a limited duration like \"10s\"");
+  if (duration && *duration > kLongest) return wrong("expects at most \"36500d\"");
+  return duration;
+}
+
+template <class T>
+Result<void> store(Result<T> value, T& into) {
+  if (!value) return std::unexpected(std::move(value.error()));
+  into = *value;
+  return {};
+}
+
+constexpr std::uint64_t kMany = 1ULL << 40;
+
+Key bytes_key(std::string_view name, std::uint64_t Limits::* field) {
+  return {name,
+          [field](Config& config, const toml::node& node) { return store(bytes_of(node), config.limits.*field); }};
+}
+Key count_key(std::string_view name, std::uint64_t Limits::* field, std::uint64_t least = 0) {
+  return {name, [field, least](Config& config, const toml::node& node) {
+            return store(count_of(node, least, kMany), config.limits.*field);
+          }};
+}
+Key duration_key(std::string_view name, std::int64_t Limits::* field) {
+  return {name, [field](Config& config, const toml::node& node) {
+            return store(duration_of(node, false), config.limits.*field);
+          }};
+}
+Key count_key(std::string_view name, std::uint64_t Config::* field, std::uint64_t most) {
+  return {name, [field, most](Config& config, const toml::node& node) {
+            return store(count_of(node, 0, most), config.*field);
+          }};
+}
+Key duration_key(std::string_view name, std::int64_t Config::* field, bool endless) {
+  return {name, [field, endless](Config& config, const toml::node& node) -> Result<void> {
+            auto duration = duration_of(node, endless);
+            if (duration && *duration == 0) return wrong("expects more than 0");
+            return store(std::move(duration), config.*field);
+          }};
+}
+
+Result<void> set_engine(Config& config, const toml::node& node) {
+  constexpr auto allowed = "one of \"auto\", \"io_uring\", \"epoll\"";
+  auto text = text_of(node, allowed);
+  auto choice = text ? parse_engine(*text) : std::nullopt;
+  if (!choice) return wrong(std::string("expects ") + allowed);
+  config.engine = *choice;
+  return {};
+}
+
+Result<void> set_log_level(Config& config, const toml::node& node) {
+  constexpr auto allowed = "one of \"error\", \"warning\", \"notice\", \"info\", \"debug\"";
+  auto text = text_of(node, allowed);
+  auto level = text ? parse_log_level(*text) : std::nullopt;
+  if (!level) return wrong(std::string("expects ") + allowed);
+  config.log_priority = *level;
+  return {};
+}
+
+Result<void> set_gpu_hold(Config& config, const toml::node& node) {
+  constexpr auto allowed = "one of \"node\", \"trust\"";
+  auto text = text_of(node, allowed);
+  if (!text || (*text != "node" && *text != "trust")) return wrong(std::string("expects ") + allowed);
+  config.gpu_trust = *text == "trust";
+  return {};
+}
+
+Result<void> set_socket_mode(Config& config, const toml::node& node) {
+  constexpr auto allowed = "an octal mode like \"0666\" or \"0660\"";
+  auto text = text_of(node, allowed);
+  unsigned mode = 0;
+  if (!text) return std::unexpected(text.error());
+  auto [end, failure] = std::from_chars(text->data(), text->data() + text->size(), mode, 8);
+  if (text->empty() || failure != std::errc{} || end != text->data() + text->size() || mode > 0777)
+    return wrong(std::string("expects ") + allowed);
+  // connect(2) needs write permission alone. The owner always needs it, because the broker's own tools connect as the
+  // owner.
+  if ((mode & 0600) != 0600) return wrong("expects a mode that lets the owner in, like \"0660\"");
+  config.socket_mode = mode;
+  return {};
+}
+
+Result<void> set_user(Config& config, const toml::node& node) {
+  if (auto number = node.value_exact<std::int64_t>(); number && *number >= 0 && *number < 0xffff'ffffLL) {
+    config.user = std::to_string(*number);
+    return {};
+  }
+  auto text = text_of(node, "a user name or number");
+  if (!text) return std::unexpected(text.error());
+  if (text->empty()) return wrong("expects a user name or number");
+  config.user = *text;
+  return {};
+}
+
+const std::vector<Key>& top_keys() {
+  static const std::vector<Key> keys = {
+      {"engine", set_engine},
+      {"gpu_hold", set_gpu_hold},
+      {"log_level", set_log_level},
+      {"socket_mode", set_socket_mode},
+      {"user", set_user},
+      count_key("descriptors", &Config::descriptors, 1ULL << 30),
+      count_key("descriptors_reserved", &Config::descriptors_reserved, 1ULL << 20),
+      duration_key("hello_timeout", &Config::hello_timeout, false),
+      duration_key("unread_timeout", &Config::unread_timeout, false),
+      duration_key("idle_exit", &Config::idle_exit, true),
+  };
+  return keys;
+}
+
+const std::vector<Key>& limit_keys() {
+  static const std::vector<Key> keys = {
+      bytes_key("bytes", &Limits::host_bytes),
+      bytes_key("uid_bytes", &Limits::uid_bytes),
+      bytes_key("group_bytes", &Limits::group_bytes),
+      bytes_key("shelf_bytes", &Limits::shelf_bytes),
+      count_key("group_regions", &Limits::group_regions),
+      count_key("uid_regions", &Limits::uid_regions),
+      count_key("uid_leases", &Limits::uid_leases),
+      count_key("uid_sessions", &Limits::uid_sessions),
+      count_key("uid_groups", &Limits::uid_groups),
+      count_key("uid_tickets", &Limits::uid_tickets),
+      count_key("session_tickets", &Limits::session_tickets),
+      count_key("uid_descriptors", &Limits::uid_descriptors),
+      count_key("uid_names", &Limits::uid_names),
+      count_key("uid_watches", &Limits::uid_watches),
+      count_key("uid_worlds", &Limits::uid_worlds),
+      count_key("uid_references", &Limits::uid_references),
+      bytes_key("gpu_bytes", &Limits::gpu_bytes),
+      bytes_key("uid_gpu_bytes", &Limits::uid_gpu_bytes),
+      bytes_key("group_gpu_bytes", &Limits::group_gpu_bytes),
+      count_key("uid_gpu_descriptors", &Limits::uid_gpu_descriptors),
+      count_key("uid_timelines", &Limits::uid_timelines),
+      count_key("session_leases", &Limits::session_leases),
+      count_key("session_watches", &Limits::session_watches),
+      count_key("target_watches", &Limits::target_watches),
+      count_key("events_queued", &Limits::events_queued, 1),
+      duration_key("keep_max", &Limits::keep_max),
+      duration_key("ticket_default", &Limits::ticket_default),
+      duration_key("ticket_max", &Limits::ticket_max),
+      duration_key("shelf_idle", &Limits::shelf_idle),
+  };
+  return keys;
+}
+
+using Field = std::optional<std::uint64_t> LimitOverride::*;
+struct OverrideKey {
+  std::string_view name;
+  Field field;
+  bool for_groups;  // else of uids only: sessions, groups, ... are counted per uid
+};
+constexpr std::array kOverrideKeys = {
+    OverrideKey{"bytes", &LimitOverride::bytes, true},
+    OverrideKey{"regions", &LimitOverride::regions, true},
+    OverrideKey{"leases", &LimitOverride::leases, false},
+    OverrideKey{"sessions", &LimitOverride::sessions, false},
+    OverrideKey{"groups", &LimitOverride::groups, false},
+    OverrideKey{"tickets", &LimitOverride::tickets, false},
+    OverrideKey{"names", &LimitOverride::names, false},
+    OverrideKey{"watches", &LimitOverride::watches, false},
+    OverrideKey{"gpu_bytes", &LimitOverride::gpu_bytes, true},
+    OverrideKey{"gpu_descriptors", &LimitOverride::gpu_descriptors, true},
+    OverrideKey{"worlds", &LimitOverride::worlds, false},
+    OverrideKey{"references", &LimitOverride::references, false},
+    OverrideKey{"timelines", &LimitOverride::timelines, false},
+    OverrideKey{"descriptors", &LimitOverride::descriptors, false},
+};
+
+class Reader {
+ public:
+  Reader(const std::string& path, Config& config) : path_(path), config_(config) {}
+
+  Result<void> top(const toml::table& table) {
+    for (auto&& [key, node] : table) {
+      if (key.str() == "limits") {
+        auto* limits = node.as_table();
+        if (limits == nullptr) return at(key, "'limits' is a table: write [limits]");
+        if (auto read = this->limits(*limits); !read) return read;
+      } else if (auto read = one(top_keys(), "", key, node); !read) {
+        return read;
+      }
+    }
+    return {};
+  }
+
+ private:
+  Result<void> limits(const toml::table& table) {
+    for (auto&& [key, node] : table) {
+      if (key.str() != "uid" && key.str() != "group") {
+        if (auto read = one(limit_keys(), "limits.", key, node); !read) return read;
+        continue;
+      }
+      bool groups = key.str() == "group";
+      auto* scopes = node.as_table();
+      if (scopes == nullptr)
+        return at(key,
+                  groups ? "write [limits.group.NAME]" : "write [limits.uid.NUMBER], for example [limits.uid.1000]");
+      for (auto&& [name, scope] : *scopes)
+        if (auto read = override_of(groups, name, scope); !read) return read;
+    }
+    return {};
+  }
+
+  Result<void> override_of(bool groups, const toml::key& name, const toml::node& scope) {
+    std::string text(name.str());
+    LimitOverride* into = nullptr;
+    if (groups) {
+      if (auto good = names::check(text, "group name"); !good) return at(name, good.error().sentence);
+      into = &config_.limits.group[text];
+    } else {
+      std::uint32_t uid = 0;
+      auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), uid);
+      if (failure != std::errc{} || end != text.data() + text.size())
+        return at(name, quoted(text) + " is no uid: write a number, for example [limits.uid.1000]");
+      into = &config_.limits.uid[uid];
+    }
+    std::string where = std::string(groups ? "limits.group." : "limits.uid.") + text;
+    auto* table = scope.as_table();
+    if (table == nullptr) return at(name, "'" + where + "' is a table: write [" + where + "]");
+    for (auto&& [key, node] : *table) {
+      auto known = std::find_if(kOverrideKeys.begin(), kOverrideKeys.end(),
+                                [&](auto& entry) { return entry.name == key.str(); });
+      if (known == kOverrideKeys.end() || (groups && !known->for_groups))
+        return at(key, "unknown key '" + where + "." + std::string(key.str()) + "'");
+      auto value = known->name.ends_with("bytes") ? bytes_of(node) : count_of(node, 0, kMany);
+      if (!value) return at(key, "'" + where + "." + std::string(key.str()) + "' " + value.error().sentence);
+      into->*(known->field) = *value;
+    }
+    return {};
+  }
+
+  Result<void> one(const std::vector<Key>& keys, std::string_view prefix, const toml::key& key,
+                   const toml::node& node) {
+    std::string full = std::string(prefix) + std::string(key.str());
+    auto known = std::find_if(keys.begin(), keys.end(), [&](const Key& entry) { return entry.name == key.str(); });
+    if (known == keys.end()) return at(key, "unknown key '" + full + "'");
+    auto done = known->set(config_, node);
+    if (!done) return at(key, "'" + full + "' " + done.error().sentence);
+    return {};
+  }
+
+  std::unexpected<Error> at(const toml::key& key, const std::string& sentence) {
+    return wrong(path_ + ":" + std::to_string(key.source().begin.line) + ": " + sentence);
+  }
+
+  const std::string& path_;
+  Config& config_;
+};
+
+}  // namespace
+
+std::optional<EngineChoice> parse_engine(std::string_view text) {
+  if (text == "auto") return EngineChoice::automatic;
+  if (text == "io_uring") return EngineChoice::io_uring;
+  if (text == "epoll") return EngineChoice::epoll;
+  return std::nullopt;
+}
+
+std::optional<int> parse_log_level(std::string_view text) {
+  constexpr std::pair<std::string_view, int> kLevels[] = {
+      {"error", 3}, {"warning", 4}, {"notice", 5}, {"info", 6}, {"debug", 7}};
+  for (auto [name, level] : kLevels)
+    if (name == text) return level;
+  return std::nullopt;
+}
+
+Result<Config> parse_config(const std::string& text, const std::string& path, Config defaults) {
+  auto parsed = toml::parse(text, path);
+  if (!parsed) {
+    auto& failure = parsed.error();
+    return wrong(path + ":" + std::to_string(failure.source().begin.line) + ": " + std::string(failure.description()));
+  }
+  Config config = std::move(defaults);
+  if (auto read = Reader(path, config).top(parsed.table()); !read) return std::unexpected(read.error());
+  complete_limits(config.limits);
+  return config;
+}
+
+Result<Config> load_config(const std::string& path, Config defaults) {
+  auto text = sys::read_file(path.c_str());
+  if (!text) return system_failure(text.error(), "configuration file " + quoted(path));
+  return parse_config(*text, path, std::move(defaults));
+}
+
+void complete_limits(Limits& limits) {
+  if (limits.host_bytes == 0) limits.host_bytes = host_memory() / 2;
+  if (limits.uid_bytes == 0) {
+    limits.uid_bytes = limits.host_bytes;
+    limits.uid_follows = true;
+  }
+  if (limits.group_bytes == 0) {
+    limits.group_bytes = limits.uid_bytes;
+    limits.group_follows = true;
+  }
+}
+
+}  // namespace shmb::daemon

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The broker's directory: `socket`, `admin`, `broker.lock`. The process that holds the lock is the one broker of the
+// directory, until it ends. That alone makes it safe to unlink a socket file that an earlier broker left behind.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/fd.hpp"
+#include "daemon/start/config.hpp"
+
+namespace shmb::daemon {
+
+// /run/shmbroker, or $XDG_RUNTIME_DIR/shmbroker, or the user's place in /tmp (base/private_place.hpp). The second is
+// used only if it belongs to the caller: sudo leaves another user's variable. In /tmp a second place is made if another
+// user has made the first.
+std::string default_directory(Mode mode);
+
+// Creates the directory where it is missing. Checks with lstat that it is a directory, owned by `owner`, and closed to
+// others as the mode wants. `owner` may differ from the caller's uid only for root, who gives a new directory away.
+Result<void> prepare_directory(const std::string& path, Mode mode, std::uint32_t owner, std::uint32_t group);
+
+Result<Fd> lock_directory(const std::string& path);
+
+// A bound, listening socket file. Its end unlinks the file. Create it only under the lock.
+class SocketFile {
+ public:
+  static Result<SocketFile> create(const std::string& path, unsigned mode);
+  SocketFile(SocketFile&& other) noexcept;
+  SocketFile& operator=(SocketFile&&) = delete;
+  ~SocketFile();
+  Fd take() { return std::move(socket_); }
+
+ private:
+  SocketFile(std::string path, Fd socket) : path_(std::move(path)), socket_(std::move(socket)) {}
+  std::string path_;
+  Fd socket_;
+};
+
+}  // namespace shmb::daemon

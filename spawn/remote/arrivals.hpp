@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// What arrives at this worker: messages of others, and events of the broker. The thread that leads reads both here and
+// hands them on: requests to the server, answers to the calls, what is said of a shutdown to the meeting, events to the
+// workers.
+//
+// Order matters between the two sources. A worker's death is seen behind everything that it has sent, and before
+// anything that its successor sends. So where an event was read, or a message of a life that is not known yet, the
+// inbox is read until it is empty. Then the messages of known lives come first, then the events, then the newcomers.
+// Who wrote a message is not in it: the pool says which of its participants did, and the broker which worker that is.
+// What is of another life than the one that is known is dropped.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "spawn/remote/workers.hpp"
+
+namespace shmb::remote {
+
+class Arrivals {
+ public:
+  Arrivals(const Place& place, Monitor& monitor, Callbacks& callbacks, const Roster& roster, Sender& sender,
+           References& references, Calls& calls, Server& server, Meeting& meeting, Workers& workers, TestHooks& hooks)
+      : place_(place),
+        monitor_(monitor),
+        callbacks_(callbacks),
+        roster_(roster),
+        sender_(sender),
+        references_(references),
+        calls_(calls),
+        server_(server),
+        meeting_(meeting),
+        workers_(workers),
+        hooks_(hooks) {}
+
+  // With the lock, which it lets go. Takes in what is there, waiting for the first of it until `until`. One thread at a
+  // time: Monitor::leading() says whether one is at it.
+  void lead(Lock& lock, client::Deadline until);
+  void take_held_back();                           // with the lock: what tests have held back, and is due
+  void put_off(const client::RemoteEvent& event);  // of who joins or leads: it is looked at behind the messages
+
+ private:
+  struct Batch;
+  // Without the lock, in this order:
+  bool receive(Batch& batch, client::Deadline until);
+  bool name_writers(Batch& batch, std::size_t from);
+  bool hear_broker(Batch& batch);
+  void read_on(Batch& batch);
+  static std::size_t put_newcomers_last(Batch& batch);
+  void take_references(Batch& batch);
+  bool named(Incoming& message) const;
+  void read_writers();
+  // With the lock:
+  void deliver(Batch& batch, std::size_t newcomers);
+  void take_in(Arrived& arrived);
+  bool stale(const Head& head) const;
+  void hand_on(Arrived& arrived);
+
+  const Place& place_;
+  Monitor& monitor_;
+  Callbacks& callbacks_;
+  const Roster& roster_;
+  Sender& sender_;
+  References& references_;
+  Calls& calls_;
+  Server& server_;
+  Meeting& meeting_;
+  Workers& workers_;
+  TestHooks& hooks_;
+
+  // All of this is of the thread that leads, and needs no lock.
+  struct Writer {
+    std::uint32_t participant_life = 0, rank = 0, life = 0;  // life 0: no worker
+  };
+  std::array<Writer, pool::kParticipants> writers_{};  // participants of the pool that have written
+  std::vector<client::RemoteEvent> put_off_;           // told before messages that were written earlier were read
+  unsigned busy_ = 0;                                  // takes since the broker's events were looked at
+};
+
+}  // namespace shmb::remote

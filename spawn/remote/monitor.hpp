@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one lock of a worker, and the threads that sleep and wake at it.
+//
+// The lock guards all nouns of the worker. It is never held while a queue, the broker or the user's code is called.
+// Threads that wait sleep here. One of them leads: it reads the inbox for all, and sleeps there. So wake() does two
+// things: it wakes the sleepers, and it interrupts the leader. The inbox is kept here for that reason. It is null
+// before the worker has joined and after its shutdown.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "client/session/deadline.hpp"
+#include "spawn/remote/inbox.hpp"
+
+namespace shmb::remote {
+
+using Lock = std::unique_lock<std::mutex>;
+
+class Monitor {
+ public:
+  std::mutex& mutex() const { return mutex_; }
+
+  // All of these are called with the lock.
+  const std::shared_ptr<Inbox>& inbox() const { return inbox_; }
+  void set_inbox(std::shared_ptr<Inbox> inbox) { inbox_ = std::move(inbox); }
+  std::shared_ptr<Inbox> take_inbox() { return std::exchange(inbox_, nullptr); }
+
+  bool leading() const { return leading_; }
+  void wake();
+  void wake_sleepers() { changed_.notify_all(); }
+  void wake_leader();
+  void sleep(Lock& lock, client::Deadline until);
+  // True: `done` has become true before `longest` was over.
+  template <class Duration, class Done>
+  bool sleep_for(Lock& lock, Duration longest, Done done) {
+    return changed_.wait_for(lock, longest, std::move(done));
+  }
+  void await_no_leader(Lock& lock);
+
+  // While it exists this thread leads. However it ends, the lock is held behind it, and another thread may lead.
+  class Leading {
+   public:
+    Leading(Monitor& monitor, Lock& lock) : monitor_(monitor), lock_(lock) { monitor_.leading_ = true; }
+    Leading(const Leading&) = delete;
+    Leading& operator=(const Leading&) = delete;
+    ~Leading() {
+      if (!lock_.owns_lock()) lock_.lock();
+      monitor_.leading_ = false;
+      monitor_.wake_sleepers();
+    }
+
+   private:
+    Monitor& monitor_;
+    Lock& lock_;
+  };
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<Inbox> inbox_;
+  bool leading_ = false;
+};
+
+}  // namespace shmb::remote

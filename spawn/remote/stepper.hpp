@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a noun of remote asks of its worker when it has to wait: to do meanwhile what is to be done. The worker
+// implements it (remote_agent.hpp), so that a noun which waits need not know the others.
+#pragma once
+
+#include "spawn/remote/monitor.hpp"
+
+namespace shmb::remote {
+
+class Stepper {
+ public:
+  // All are called with the lock, and let it go meanwhile.
+  // Ends the calls whose deadlines have passed, runs callbacks, and sends small messages where there is room.
+  virtual void catch_up(Lock& lock) = 0;
+  // One thing on the way to whatever is waited for, or a sleep until `until`. The caller looks again after it.
+  // `serves`: calls of others may run in it.
+  virtual void step(Lock& lock, client::Deadline until, bool serves) = 0;
+  // Whether this thread may take in what has arrived: no other one does, and few calls of others wait already.
+  virtual bool may_look() const = 0;
+  virtual void look(Lock& lock) = 0;
+
+ protected:
+  ~Stepper() = default;
+};
+
+}  // namespace shmb::remote

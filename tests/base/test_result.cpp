@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// An errno becomes a status that programs can act on and a sentence that people can.
+#include <doctest/doctest.h>
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <string>
+
+#include "base/result.hpp"
+
+using shmb::Status;
+
+TEST_CASE("a failed system call says what was tried and why it failed") {
+  const auto failure = shmb::system_failure({EACCES}, "bind of '/run/x/socket'").error();
+  CHECK(failure.status == Status::system);
+  CHECK(failure.system_errno == EACCES);
+  CHECK(failure.sentence == "bind of '/run/x/socket': Permission denied (EACCES)");
+}
+
+TEST_CASE("shortages of memory and of descriptors have statuses of their own") {
+  for (const int code : {ENOMEM, ENOSPC}) CHECK(shmb::system_failure({code}, "x").error().status == Status::no_memory);
+  for (const int code : {EMFILE, ENFILE, ETOOMANYREFS})
+    CHECK(shmb::system_failure({code}, "x").error().status == Status::no_descriptors);
+}
+
+TEST_CASE("where descriptors are short the sentence says the limit and what to change") {
+  rlimit limit{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const auto own = shmb::system_failure({EMFILE}, "a socket").error().sentence;
+  CHECK(own.starts_with("a socket: Too many open files (EMFILE)"));
+  CHECK(own.find(" is " + std::to_string(limit.rlim_cur) + ": close") != std::string::npos);
+  CHECK(own.find("RLIMIT_NOFILE of pid") != std::string::npos);
+  CHECK(own.find("ulimit -n") != std::string::npos);
+  CHECK(shmb::system_failure({ENFILE}, "a socket").error().sentence.find("fs.file-max") != std::string::npos);
+}
+
+TEST_CASE("errors carry their status through expected") {
+  const shmb::Result<int> refused = shmb::error(Status::not_found, "no region 'kv'");
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().status == Status::not_found);
+  CHECK(refused.error().system_errno == 0);
+  const shmb::Sys<int> failed = shmb::sys_error(EIO);
+  REQUIRE_FALSE(failed);
+  CHECK(failed.error() == shmb::Errno{EIO});
+}
