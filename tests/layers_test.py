@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Folders are layers, and so are the rooms in a folder: a file includes only downward. Also: at most 45 files in a room, no source over 900 lines, each begins with its licence and
-says why it exists. The rules are first tried on samples that break them, so that this test cannot pass by looking away.
+"""Folders are layers, and so are the rooms in a folder: a file includes only downward. Also: at most 45 files in a
+room, no source over 900 lines, each begins with its licence and says why it exists. The rules are first tried on
+samples that break them, so that this test cannot pass by looking away.
 """
 import re
 import subprocess
@@ -19,13 +20,15 @@ BELOW = {
     "tests": {"tests", "tools", "spawn", "cuda", "client", "proto", "base", "daemon"},
 }
 # Public headers find each other in one installed folder, so they include without a folder name, and only each other.
-PUBLIC = {"client/face/shmbroker.h", "client/face/shmbroker.hpp", "client/face/shmbroker_pool.h",
-          "client/face/shmbroker_result.hpp", "client/face/shmbroker_pool.hpp", "client/face/heap.hpp",
-          "client/face/heap_lock.hpp", "cuda/shmbroker_cuda.h", "cuda/cuda.hpp", "spawn/face/shmbroker_remote.h", "spawn/face/packed.hpp",
-          "spawn/face/spawn_msgpack.hpp", "spawn/face/remote.hpp",
-          "spawn/face/remote_values.hpp", "spawn/face/shmbroker_spawn.h", "spawn/face/spawn.hpp", "spawn/face/spawn_values.hpp",
-          "spawn/face/throw_point.hpp", "spawn/face/thrown.hpp", "spawn/face/torch_words.hpp", "spawn/face/shmbroker_cause.h", "proto/shmb_wire.h",
-          "proto/shmb_enums.h", "proto/shmb_status.h"}
+PUBLIC = {
+    "client/face/heap.hpp", "client/face/heap_lock.hpp", "client/face/shmbroker.h", "client/face/shmbroker.hpp",
+    "client/face/shmbroker_pool.h", "client/face/shmbroker_pool.hpp", "client/face/shmbroker_result.hpp",
+    "cuda/cuda.hpp", "cuda/shmbroker_cuda.h", "proto/shmb_enums.h", "proto/shmb_status.h", "proto/shmb_wire.h",
+    "spawn/face/packed.hpp", "spawn/face/remote.hpp", "spawn/face/remote_values.hpp", "spawn/face/shmbroker_cause.h",
+    "spawn/face/shmbroker_remote.h", "spawn/face/shmbroker_spawn.h", "spawn/face/spawn.hpp",
+    "spawn/face/spawn_msgpack.hpp", "spawn/face/spawn_values.hpp", "spawn/face/throw_point.hpp",
+    "spawn/face/thrown.hpp", "spawn/face/torch_words.hpp",
+}
 MOST_LINES = 900
 MOST_FILES = 45
 # The rooms of a folder, from the lowest to the highest. A file that is in none, as daemon/main.cpp, is above them.
