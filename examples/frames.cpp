@@ -32,7 +32,7 @@ constexpr std::uint32_t kRing = 8;
 constexpr auto kPeriod = 33ms;
 constexpr int kViewers = 3;
 
-// What lies in a slot: this, then the picture.
+// A slot holds this, then the picture.
 struct Frame {
   std::uint64_t camera;    // its process: numbers begin again with each
   std::uint64_t number;    // 1, 2, 3 ...
@@ -40,7 +40,7 @@ struct Frame {
 };
 constexpr std::size_t kFrameBytes = sizeof(Frame) + kPixels;
 
-// What everybody tells the driver about each frame: small enough to travel in the queue itself.
+// The report of each process to the driver about a frame: small enough to travel in the queue itself.
 struct Report {
   std::uint32_t who;  // 0: the camera, else the viewer's number
   std::uint32_t pid;
@@ -57,7 +57,7 @@ struct Studio {
   shmbroker::Pool pool;
 };
 
-// Whoever comes first makes the group and the pool; who comes later finds them.
+// The first process makes the group and the pool; later ones find them.
 Studio enter(const char* program) {
   auto session = shmbroker::Session::connect({.program = program});
   session.join(session.create_group({.name = "frames", .adopt_existing = true}).token);

@@ -14,7 +14,7 @@
 
 namespace {
 
-// What each rank does: here it says where it is and agrees with the others of its host on a sum.
+// Every rank runs this: it says where it is and adds its number to a sum with the others of its host.
 int train(int rank, const std::string& backend, const std::string& what) {
   shmbroker::ranks::add("sum of ranks", rank);
   shmbroker::ranks::barrier();

@@ -40,8 +40,8 @@ constexpr std::size_t kWeights = 16;
 constexpr int kBatch = 32;
 using Weights = std::array<double, kWeights>;
 
-// What lies in the region. One process writes: odd while it does, so that a reader which saw an odd number, or two
-// different ones, looks again.
+// The contents of the region. One process writes. The version is odd while it does: a reader that saw an odd version,
+// or two different ones, reads again.
 struct Parameters {
   std::atomic<std::uint64_t> version;
   std::array<std::atomic<double>, kWeights> weights;

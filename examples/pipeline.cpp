@@ -33,7 +33,7 @@ constexpr std::size_t kPackedBlock = kBlock + kBlock / 128 + 1;  // where nothin
 constexpr int kWorkers = 3;
 constexpr std::uint32_t kRawCells = 16, kPackedCells = 4;  // messages under way, of each sender
 
-// What lies in a slot: this, then the block's bytes, as they are in the file or packed.
+// A slot holds this, then the bytes of the block, packed or as they are in the file.
 struct Block {
   std::uint32_t file, number;
   std::uint32_t bytes;  // of the file

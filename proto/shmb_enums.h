@@ -4,7 +4,7 @@
 #ifndef SHMB_ENUMS_H
 #define SHMB_ENUMS_H
 
-/* What is short, where a limit is the cause of a failure. */
+/* The table that is short, where a limit is the cause of a failure. */
 enum shmb_limit_slot {
   SHMB_SLOT_NONE = 0,
   SHMB_SLOT_BYTES = 1,

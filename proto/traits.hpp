@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kind of request each message is: whether it is answered, and what it brings, grants and undoes. The table
-// itself is wire_traits.hpp, made from messages.toml. Broker and library read it instead of lists of their own.
+// The traits of each message: whether it is answered, the descriptors it brings and grants, and the request that undoes
+// it. The table itself is wire_traits.hpp, made from messages.toml. Broker and library read it instead of their own
+// lists.
 #pragma once
 
 #include <cstddef>

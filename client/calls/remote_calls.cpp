@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packets to and from the table of references. What a call booked and could not hand to its caller is given back.
+// Packets to and from the table of references. A booking that a call cannot hand to its caller is given back.
 #include "client/calls/remote_calls.hpp"
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker of a world asks the broker: to join, and to book references and their forks. The broker has the only
-// table of references, so an answer means booked, for everybody; the order of messages between workers means nothing.
+// The requests of a worker to the broker: to join a world, and to book references and their forks. The broker has the
+// only table of references. So an answer means that the reference is booked for every worker. The order of messages
+// between workers means nothing.
 #pragma once
 
 #include <compare>

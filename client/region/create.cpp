@@ -18,7 +18,7 @@ bool populates(const CreateItem& item, bool strict) {
   return item.length <= kPopulateByDefault || strict;
 }
 
-// What can be told before the broker is asked.
+// The checks that need no answer of the broker.
 Result<void> check_item(const CreateItem& item, bool strict) {
   if (item.length > kMaxLength)
     return error(Status::invalid, "a region has fewer than 2^47 bytes, asked " + std::to_string(item.length));

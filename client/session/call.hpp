@@ -92,7 +92,7 @@ class RequestPacket {
 
 using Texts = std::initializer_list<std::string_view>;
 
-// What a request may have beside its own fields.
+// The parts of a request beside its fields.
 struct With {
   std::span<const int> fds = {};  // they travel as copies
   Channel::Subscription* subscription = nullptr;

@@ -468,7 +468,7 @@ void Channel::take_packet(wire::Incoming incoming) {
         lose("the broker broke the protocol: " + incoming.reason);
         return;
       }
-      // MSG_CTRUNC costs the packet its descriptors; the bytes arrived. What they grant is given back.
+      // MSG_CTRUNC: the kernel dropped descriptors, but the bytes arrived. Their grants are given back.
       shmbw_header header;
       std::memcpy(&header, inbox_.data(), sizeof header);
       const std::size_t size = std::min<std::size_t>(header.size, inbox_.size());
@@ -577,7 +577,7 @@ void Channel::take_event(const wire::PacketView& view) {
     case Event::Kind::gap: {
       const auto fixed = fixed_part<shmbw_gap_event>(view);
       event.sequence = fixed.sequence, event.lost = fixed.lost;
-      // What the library itself waits for may be among the lost: each waiting call looks again.
+      // The lost events may include those that the library itself waits for. So each waiting call looks again.
       for (auto& [watch, subscription] : subscriptions_) subscription->events.push_back(event);
       remote_gap_ = true;
       gpu_lost_ = true;
@@ -605,7 +605,7 @@ void Channel::take_event(const wire::PacketView& view) {
         asked_count_.fetch_add(1, std::memory_order_release);
         return tell_listeners();
       }
-      // What a pool_changed means stands in the pool's directory. Others are of a newer broker.
+      // The pool's directory holds the change; this event only announces it. Other events are of a newer broker.
       if (kind == SHMBW_EVENT_POOL_CHANGED) tell_listeners();
       else take_remote_event(view);
       return;

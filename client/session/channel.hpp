@@ -99,7 +99,7 @@ struct RemoteEvent {
   shmbw_ref_state state = SHMBW_REF_STATE_NONE;
 };
 
-// What the broker tells about GPU regions to whoever holds a lease, unasked.
+// An event about a GPU region. The broker sends it to every session that holds a lease, without a subscription.
 struct GpuEvent {
   enum class Kind { state, drained, gap } kind = Kind::gap;
   shmbw_region_ref region{};
@@ -165,7 +165,7 @@ class Channel {
   int watch_descriptor();
   // Whether packets wait for room in the socket. For waits that cannot watch a descriptor: they look again soon.
   bool wants_room() const { return wants_room_.load(std::memory_order_relaxed); }
-  // What came about GPU regions since the last call; reads what has arrived, without waiting. A gap: look at the list.
+  // The events about GPU regions since the last call. Reads the socket, but does not wait. After a gap, read the list.
   std::vector<GpuEvent> take_gpu_events();
   // Kept mappings that the broker wants back (event give_up): how many it has asked for, ever.
   std::uint64_t asked_back() const { return asked_count_.load(std::memory_order_acquire); }
@@ -200,7 +200,7 @@ class Channel {
     bool descriptors_lost = false;
     Reply reply;
   };
-  // What is behind a tag. `call` is null once the caller has given up.
+  // The request that a tag stands for. `call` is null once the caller has given up.
   struct Pending {
     std::uint16_t op = 0;                             // 0: nobody waits, and nothing is given back
     std::array<std::byte, kKeptOfRequest> request{};  // the first bytes behind the header

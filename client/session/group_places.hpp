@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which groups this session is in, by the replies in their order. A join or a creation that was answered too late for
-// its caller is left again, but not while another one is under way: a caller that was told DEADLINE mostly asks again
-// for the same, and the broker would see the leave behind what its second answer has granted.
+// The groups that this session is in, by the order of the replies.
+//
+// A join or a creation may be answered after its caller got DEADLINE. Then the session leaves that group again, but not
+// while another join or creation is under way. Such a caller mostly asks for the same group again, and a leave that
+// follows would undo the second answer.
 // The owner's mutex guards all of it.
 #pragma once
 
@@ -14,8 +16,8 @@
 namespace shmb::client {
 
 struct GroupPlaces {
-  std::uint64_t member = 0, supervised = 0;  // 0: none. What the session was told
-  // What was granted too late, and is to be left.
+  std::uint64_t member = 0, supervised = 0;  // 0: none. As the replies said
+  // Groups that were granted too late. The session leaves them.
   struct Late {
     std::uint64_t member = 0, supervised = 0;
     std::vector<std::uint64_t> created;

@@ -66,7 +66,8 @@ struct GroupEnding {
   std::uint64_t bytes_freed = 0;
 };
 
-// What to watch: a region, a name at an address, a group by id or name, the reclaims of a group or of the own uid.
+// The subject of a watch: a region, a name at an address, a group by id or name, or the reclaims of a group or of the
+// caller's uid.
 struct WatchSpec {
   shmbw_watch_kind kind = SHMBW_WATCH_KIND_REGION;
   std::uint32_t events = 0;  // 0: all of the kind

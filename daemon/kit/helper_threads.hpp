@@ -21,8 +21,9 @@ namespace shmb::daemon {
 
 inline constexpr std::chrono::seconds kLastWait{1};  // of an owner, for the calls that its threads have begun
 
-// What a thread and its owner share. A derived state adds the jobs and has `void run(std::unique_lock<std::mutex>&)`,
-// the loop of one thread: it is called with `mutex` held, and returns with it held once `stop` is set.
+// The state that a thread and its owner share. A derived state adds the jobs and the loop of one thread,
+// `void run(std::unique_lock<std::mutex>&)`. The loop is called with `mutex` held. It returns with `mutex` held once
+// `stop` is set.
 struct HelperState {
   std::mutex mutex;
   std::condition_variable ready, gone;

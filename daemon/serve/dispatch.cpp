@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a packet to its handler. What breaks the frame drops the peer (answer 20 of the protocol's rules); everything
-// else that is wrong is an error reply and the session goes on.
+// From a packet to its handler. A packet that breaks the frame drops its peer. Any other fault is an error reply, and
+// the session goes on.
 #include <algorithm>
 #include <array>
 #include <cstring>

@@ -44,8 +44,8 @@ std::size_t descriptors_to_come(const Opening& request) {
   return batch.count;
 }
 
-// What may come without an answer: READY, what members of pools tell each other by way of the broker, and what is given
-// back or reported, so that none of it stands before those. With this flag any other request is refused, aloud.
+// Whether the broker sends no answer. Only READY, signals between members of a pool, returns and reports may ask for
+// that: nothing then waits behind them. Any other request with this flag gets an error reply.
 bool is_never_answered(const Opening& request) {
   return request.header.flags == SHMBW_HEADER_NO_REPLY && wire::may_have_no_reply(request.traits, request.fixed);
 }

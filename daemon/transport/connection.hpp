@@ -65,7 +65,8 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
     std::unique_ptr<Outbox> outbox;
   };
   Remains leave_remains();
-  // The broker waits for its next packet, and none is there. What came in time counts, however late the broker is.
+  // The broker waits for the peer's next packet, and none is there. A packet that came in time counts, even if the
+  // broker reads it late.
   bool is_silent() const;
 
   std::size_t index = 0;  // in the transport's table

@@ -33,8 +33,8 @@ Transport::Transport(Engine& engine, const Config& config, std::uint64_t table)
 Transport::~Transport() { close_all(); }
 
 void Transport::close_all() {
-  // The listeners first: nobody comes any more. What lives on is told to the books as its end, so that their balance
-  // can be proved.
+  // The listeners close first, so no client comes any more. Then the ledger hears each connection end, so that its
+  // balance can be proved.
   listeners_.clear();
   if (books_ == nullptr) return;
   for (auto& connection : connections_) connection->end(Connection::Ending::end_of_file);

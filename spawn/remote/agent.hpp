@@ -4,7 +4,7 @@
 // Down, a call of the user:   Caller -> Calls (what becomes of it), References (forks are booked) -> Sender -> Inbox.
 // Up, what arrives:           Inbox -> Arrivals -> Server (requests), Calls (answers), References, Meeting, Workers.
 // A request of another one:   Server -> the user's function -> Server -> Sender, or Calls for a call to oneself.
-// What the broker tells:      Arrivals -> Workers -> Roster, Sender, References, Calls, Server, Meeting.
+// Events of the broker:       Arrivals -> Workers -> Roster, Sender, References, Calls, Server, Meeting.
 // The end:                    Shutdown -> Meeting, and then each noun gives up what it holds.
 //
 // One lock guards all of it (remote_monitor.hpp). It is never held while a queue, the broker or the user's code is
@@ -55,7 +55,7 @@ class Agent final : public client::ForkGuarded, private Stepper {
   // Threads that run a call which does not return are left behind, so that a shutdown has an end.
   void end_threads();
 
-  // What handles use.
+  // For handles.
   const Place& place() const { return place_; }
   const Monitor& monitor() const { return monitor_; }
   const Life& life() const { return life_; }

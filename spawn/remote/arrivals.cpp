@@ -23,7 +23,7 @@ constexpr unsigned kBusy = 64;  // where messages come without end, the broker's
 
 }  // namespace
 
-// What one thread takes in at once.
+// The messages and events that one thread takes in at once.
 struct Arrivals::Batch {
   std::shared_ptr<Inbox> inbox;
   std::array<std::uint32_t, pool::kParticipants> lives{};  // of the workers, as they are known
@@ -205,7 +205,7 @@ void Arrivals::take_held_back() {
   }
 }
 
-// What is left of it its owner destroys without the lock.
+// The caller destroys the rest of `arrived` without the lock.
 void Arrivals::hand_on(Arrived& arrived) {
   const Head& head = arrived.message.head;
   if (stale(head)) return;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What arrives at this worker: messages of others, and events of the broker. The thread that leads reads both here and
-// hands them on: requests to the server, answers to the calls, what is said of a shutdown to the meeting, events to the
-// workers.
+// Messages of other workers, and events of the broker, as they arrive. The thread that leads reads both here and hands
+// them on: requests to Server, answers to Calls, messages about a shutdown to Meeting, events to Workers.
 //
-// Order matters between the two sources. A worker's death is seen behind everything that it has sent, and before
-// anything that its successor sends. So where an event was read, or a message of a life that is not known yet, the
-// inbox is read until it is empty. Then the messages of known lives come first, then the events, then the newcomers.
-// Who wrote a message is not in it: the pool says which of its participants did, and the broker which worker that is.
-// What is of another life than the one that is known is dropped.
+// Order matters between the two sources. A worker's death must be seen after everything that it sent, and before
+// anything that its successor sends. So after an event, or after a message of a life that is not known yet, the inbox
+// is read until it is empty. Then come the messages of known lives, then the events, then messages of the newcomers.
+// A message does not name its writer: the pool names the participant, and the broker says which worker that is.
+// A message of another life than the known one is dropped.
 #pragma once
 
 #include <array>

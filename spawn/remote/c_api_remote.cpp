@@ -13,7 +13,7 @@ using shmb::client::Deadline;
 
 namespace {
 
-// What is done with a handle, which must be given.
+// Runs `body` with the object behind `handle`. A null handle is an error.
 template <class T, class Body>
 int with(T* handle, const char* what, shmb_error* error, Body body) {
   return guarded(error, [&]() -> Result<void> {

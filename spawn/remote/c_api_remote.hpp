@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is behind the handles of the C face of remote.
+// The objects behind the handles of the C face of remote.
 #pragma once
 
 #include <memory>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What has to be done without the lock, by whichever thread waits next: callbacks of the user, questions to the broker,
-// and the destruction of what holds memory or references.
+// Work that must run without the lock: callbacks of the user, requests to the broker, and the destruction of objects
+// that hold memory or references. The next thread that waits runs it.
 //
-// They run one by one and in order. A callback may wait itself; then that wait, and those of other threads, run the
-// ones behind it, because it may be waiting for them. One thread runs them at most kMostNested deep on its stack.
+// Callbacks run one by one, in order. A callback may wait itself, perhaps for one behind it. So its wait, and those of
+// other threads, run the ones behind it. One thread nests them at most kMostNested deep on its stack.
 #pragma once
 
 #include <deque>

@@ -30,9 +30,9 @@ constexpr std::uint64_t kMostLaneBytes = std::uint64_t{12} << 20;
 // Up to 64 KiB a message's bytes lie in slots, too; beside these, workers together hold at most kMostHeld of them.
 constexpr std::uint32_t kSlots64 = 2560, kMostHeld = 2048, kLeastHeld = 8;
 
-// What passes between workers, arguments and results, lies in slots that are used again and again: a region of its own
-// would be made, populated, mapped, and given back for a single call. Made when first needed, and kept as long as the
-// world: 40 MiB at most. When all are taken, and for what is larger, a region serves.
+// Arguments and results that pass between workers lie in slots that are used again. A region for each would be made,
+// populated, mapped and given back for a single call. The slots are made when first needed and live as long as the
+// world: 40 MiB at most. When all are taken, and for larger bytes, the sender makes a region.
 constexpr std::uint64_t kLargestSlot = std::uint64_t{2} << 20;
 constexpr client::SizeClass kPassing[] = {{std::uint64_t{512} << 10, 0, 16}, {kLargestSlot, 0, 16}};
 
@@ -230,7 +230,7 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline, std::uint64_t wanted) {
       return std::unexpected(Error{Status::system, EBADF, {}, client::kClosedDescriptor});
     if (!ready) return system_failure(ready.error(), "poll in a worker");
     if (stays) sys::event_drain(interrupt_.get());
-    // Whoever interrupted is heard, also if the look below finds a message that cannot be received.
+    // An interruption is heard even if the look below finds a message that cannot be received.
     if (interrupted_.exchange(false)) deadline = Deadline::now();
     if (out.roomy == 0) out.roomy = room_there(wanted);
     if (!something_there()) return out;  // the deadline, an interruption, room, or an event

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a worker comes into its world. The workers find each other at the broker, by user and port.
 //
-// The steps: the broker gives the worker its place; worker 0 makes the pool in the group of the world and tells the
-// broker, the others open it; then the worker waits until the world is complete, and until all are in the pool. The
-// pool is gone with the last worker in it, and the first one may leave at once. Where the world runs already, the
-// worker takes a dead one's place in it and in the pool. One thread joins, and no other has the worker yet. What is
-// told of references is put off until messages are read.
+// The steps: the broker gives the worker its place. Worker 0 makes the pool in the group of the world and reports it to
+// the broker; the others open it. Then the worker waits until the world is complete and all workers are in the pool.
+// The pool goes with the last worker in it, and the first one may leave at once. Where the world runs already, the
+// worker takes a dead one's place in it and in the pool. One thread joins, and no other has the worker yet. Events
+// about references are kept until messages are read.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What workers of a world tell each other, as parts of one message of a queue: a head with the function's name, the
-// references and up to 1 KiB of bytes (kCopied); more bytes are a slot or a region of their own; then the regions that
-// the user sends. A peer may write anything. So everything is checked, and a message that does not add up is dropped.
-// The writer is not in the message: the queue names it, by the lane that the broker gave to it.
+// The messages between workers of a world. Each is one message of a queue, in parts: a head with the function's name,
+// the references and up to 1 KiB of bytes (kCopied); a slot or a region for more bytes; then the regions that the user
+// sends. A peer may write anything. So everything is checked, and a message that does not add up is dropped. The
+// message does not name its writer: the queue does, by the lane that the broker gave to it.
 #pragma once
 
 #include <atomic>

@@ -69,7 +69,7 @@ class References {
   };
   Taken take(std::span<const WireReference> references);
 
-  // What is known of a reference, with the lock.
+  // The entry of a reference, or null. Called with the lock.
   std::shared_ptr<Known> find(RefId id) const;
   void confirm(RefId id, std::uint32_t owner, std::uint32_t owner_life);
   void ready(RefId id);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages on their way to other workers.
 //
-// There are two ways out. send() puts one message into the queue of its receiver. When that is full it waits for room
-// until the message's deadline, and takes in meanwhile what arrives here: so two workers that fill each other's queues
-// both go on. post() leaves a small message that nobody waits for; flush() sends those where there is room and waits
-// for none. Room is seen by the thread that leads, because it sleeps on these queues as well: `wanted_` tells it which
-// ones, and has_room() tells this class what it has seen. Of one receiver the order of posted messages is kept.
-// Whatever was booked for a message that is not sent is given back.
+// There are two ways out. send() puts one message into the queue of its receiver. When that queue is full, send() waits
+// for room until the message's deadline. Meanwhile it takes in arriving messages: so two workers that fill each other's
+// queues both go on. post() leaves a small message for which no thread waits; flush() sends those that have room, and
+// does not wait. The thread that leads sees the room, because it sleeps on these queues as well: `wanted_` names them,
+// and has_room() reports the room to this class. Posted messages to one receiver keep their order.
+// The bookings for a message that is not sent are given back.
 #pragma once
 
 #include <cstdint>

@@ -134,7 +134,8 @@ void Server::release_waiting(Value& value, std::vector<std::unique_ptr<Request>>
   monitor_.wake();
 }
 
-// What the worker asked to be made is made all the same: others may hold a reference to it already, and wait.
+// Drops the requests of a worker that has ended, but not its creations: others may hold a reference to such a value
+// already, and wait for it.
 void Server::worker_gone(std::uint32_t rank, std::uint32_t life) {
   const auto from_it = [&](std::unique_ptr<Request>& request) {
     if (request->head.from != rank || request->head.from_life > life || request->head.kind == Kind::create)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What other workers ask of this one: requests from their arrival until they are answered.
+// The requests of other workers, from their arrival until they are answered.
 //
 // A request waits in `work_` until a thread that may serve runs it. A request about a value that is not there yet waits
 // with that value, or, where not even its creation has come, in `unknown_`; both go to `work_` when the value comes.

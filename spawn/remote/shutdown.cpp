@@ -13,7 +13,7 @@ namespace torch_words = shmbroker::torch_words;
 
 using client::Deadline;
 
-// What is destroyed when the lock is let go.
+// Objects to destroy after the lock is released.
 struct Shutdown::Remains {
   std::shared_ptr<Inbox> inbox;
   std::vector<std::shared_ptr<Value>> objects;  // of the values, also of those in a cycle, which nothing else would end

@@ -38,7 +38,8 @@ struct Content {
   }
 };
 
-// What is to be sent. Borrowed, but for leases of the worker's own on regions that other sessions of the process have.
+// The payload of a message to send. It is borrowed, except `leased`: the worker's leases on regions that other sessions
+// of the process have.
 struct Payload {
   std::string_view data;
   client::Region* bytes = nullptr;  // where data lies, if that is a region of its own already
@@ -97,7 +98,7 @@ struct Value {
   void* context = nullptr;
 };
 
-// What a worker knows of a reference, whatever number of forks it holds.
+// The state of one reference in this worker, for any number of forks that it holds.
 struct Known {
   enum class State : std::uint8_t { registered, ready, failed };
   RefId id;
@@ -118,7 +119,7 @@ struct Reference {
   std::shared_ptr<Future> created;
 };
 
-// What another worker asks, until it is answered.
+// A request of another worker, until it is answered.
 struct Request {
   ~Request();
   std::shared_ptr<Agent> agent;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a noun of remote asks of its worker when it has to wait: to do meanwhile what is to be done. The worker
-// implements it (remote_agent.hpp), so that a noun which waits need not know the others.
+// A noun of remote that has to wait lets its worker do the pending work meanwhile. The worker implements this interface
+// (agent.hpp), so that a noun that waits need not know the others.
 #pragma once
 
 #include "spawn/remote/monitor.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests do to messages that reach a worker: lose some of one kind, or hold each one back for a while. Compiled
-// only with SHMB_TEST_SEAM, as base/fault.hpp; in the shipped build every question is a constant, and its branch
-// disappears. Guarded by the lock of the worker.
+// Hooks by which tests lose messages of one kind that reach a worker, or hold each one back for a while. They are
+// compiled only with SHMB_TEST_SEAM, as base/fault.hpp. In the shipped build every question is a constant, and its
+// branch disappears. The lock of the worker guards them.
 #pragma once
 
 #include <algorithm>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the broker tells of the world: which workers come and go, and which values are no longer referred to. It hands
-// it on to the nouns that it concerns, in one order: the roster first, then messages, references, calls, requests, and
-// the meeting at last, which counts who is left.
+// The broker's events about the world: workers that come and go, and values that no worker refers to any more. This
+// class hands them on in one order: the roster first, then messages, references, calls and requests. The meeting comes
+// last, because it counts the workers that are left.
 //
-// With a worker end the calls to it and its values. A value that it asked another worker to make is made all the same.
+// The calls to a worker and its values end with it. A value that it asked another worker to make is still made.
 #pragma once
 
 #include "client/session/channel.hpp"
