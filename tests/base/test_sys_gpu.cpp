@@ -36,7 +36,7 @@ int error_of(const shmb::Sys<sys::GpuInformation>& found) { return found ? 0 : f
 
 }  // namespace
 
-TEST_CASE("what is no file of the driver's is told so, also a mere path and a memfd") {
+TEST_CASE("a file that is not the driver's is of kind other, also a mere path and a memfd") {
   const Fd null = sys::open("/dev/null", O_RDWR).value(), memory = sys::memfd_create("fakecuda:1", false).value();
   const Fd path = sys::open("/dev/null", O_PATH).value();
   for (int fd : {null.get(), memory.get(), path.get()}) CHECK(sys::gpu_file(fd)->kind == sys::GpuKind::other);

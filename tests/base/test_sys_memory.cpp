@@ -75,7 +75,7 @@ TEST_CASE("sealing against writes is EBUSY while a writable mapping exists") {
   CHECK(sys::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0).error().value == EPERM);
 }
 
-TEST_CASE("a future-write seal lets the present writer go on and nobody else begin") {
+TEST_CASE("a future-write seal lets the present writer go on but refuses new writers") {
   const Fd fd = region();
   auto mapped = sys::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   REQUIRE(mapped);

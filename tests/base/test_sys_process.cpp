@@ -82,7 +82,7 @@ TEST_CASE("a pidfd tells how its process ended, once it has been reaped") {
   CHECK(how->code == SIGKILL);
 }
 
-TEST_CASE("of a dead process that nobody has reaped the pidfd does not tell the end yet") {
+TEST_CASE("the pidfd of a dead process does not give the exit status before it is reaped") {
   if (!shmb::kernel().exit_info) SKIP_CASE("PIDFD_INFO_EXIT needs Linux 6.15");
   const pid_t pid = fork_exiting(4);
   auto pidfd = sys::pidfd_open(pid);
@@ -93,7 +93,7 @@ TEST_CASE("of a dead process that nobody has reaped the pidfd does not tell the 
   CHECK(sys::pidfd_exit_info(pidfd->get()).value().code == 4);
 }
 
-TEST_CASE("how a process ended is told by /proc until it is reaped, and then no more") {
+TEST_CASE("/proc shows how a process ended until it is reaped, and not after that") {
   auto exits = Child::run([] { return 3; });
   auto killed = Child::run([] { return ::pause(); });
   CHECK(sys::proc_exit_info(killed.pidfd()).error().value == EAGAIN);  // it lives

@@ -79,7 +79,7 @@ void send_raw(const Fd& end, std::string_view text, std::span<const int> fds) {
 
 }  // namespace
 
-TEST_CASE("an end of a pair is told from sockets with a name, other sockets and files, which are not asked") {
+TEST_CASE("an end of a socket pair is recognized, and sockets with a name, datagram sockets and files are not") {
   auto pair = sys::seqpacket_pair();
   CHECK(sys::is_pair_end((*pair)[0].get()));
   CHECK(sys::is_pair_end((*pair)[1].get()));
@@ -373,7 +373,7 @@ TEST_CASE("a peer with more groups than a first guess has them all reported") {
   CHECK(child.wait() == 0);
 }
 
-TEST_CASE("a socket that refuses descriptors gets none, and its peer is told") {
+TEST_CASE("a socket that refuses descriptors gets none, and its peer gets an error") {
   if (!shmb::kernel().pass_rights) SKIP_CASE("SO_PASSRIGHTS needs Linux 6.16");
   if (harness::emulated()) SKIP_CASE("the emulator reads SO_PASSRIGHTS but does not set it");
   auto [left, right] = pair();

@@ -151,7 +151,7 @@ TEST_CASE("a read-only participant may not write, take, give, close for others, 
   must(out->send(bytes_of("on"), kNoWait));
 }
 
-TEST_CASE("nobody sends through a closed queue or opens it, and its readers are told when nothing is left") {
+TEST_CASE("a closed queue refuses senders and openings, and its readers get CLOSED once it is empty") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));

@@ -625,7 +625,7 @@ TEST_CASE("a broker that takes no request is a deadline, not a hang") {
   CHECK(last.error().sentence.find("did not take") != std::string::npos);
 }
 
-TEST_CASE("what a broker does not read for long is told to it all the same, in order and up to a bound") {
+TEST_CASE("packets that the broker reads late arrive in order, up to a bound") {
   constexpr std::int64_t kPatience = 1'000'000'000;
   Peer peer;
   const auto release = [&](std::uint64_t region) {

@@ -194,7 +194,7 @@ TEST_CASE("a stale socket, a file that is none, and a path too long are sentence
   CHECK(says(world.connect().error(), "107 bytes"));
 }
 
-TEST_CASE("something that accepts and never answers is a deadline; something that speaks otherwise is told apart") {
+TEST_CASE("a listener that accepts and never answers ends connect at its deadline") {
   World world;
   const std::string path = world.folder.file("mute");
   auto socket = sys::seqpacket_socket(false);

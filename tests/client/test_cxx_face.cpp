@@ -109,7 +109,7 @@ TEST_CASE("the longest durations are long, and a negative keep is none that last
   }
 }
 
-TEST_CASE("a result's value can be had without moving it, and a token that is none is told so") {
+TEST_CASE("a result gives its value without a move, and text that is no token is refused") {
   auto good = shmbroker::Token::try_parse("00112233445566778899aabbccddeeff");
   REQUIRE(good);
   CHECK(good.value() == *good);

@@ -415,7 +415,7 @@ TEST_CASE("a written-over list of names is an error, never a crash") {
   CHECK(status_of(in.try_find<int>("i")) == Status::broken);
 }
 
-TEST_CASE("the lock is recursive, shared by threads, and waits no longer than told") {
+TEST_CASE("the lock is recursive, works between threads, and waits at most until the deadline") {
   const auto session = local();
   const auto in = Heap::create(session, "", 1 << 16);
   auto first = in.lock();
@@ -629,7 +629,7 @@ TEST_CASE("a death at every counted step of changes leaves a heap that is whole,
   CHECK(poisoned > 100);
 }
 
-TEST_CASE("SIGKILL at random times among processes that all change: nobody hangs, nothing is half done unnoticed") {
+TEST_CASE("SIGKILL at random times among processes that all write: none hangs, and half-done changes are found") {
   const auto session = local();
   std::mt19937 random(20261121);
   int whole = 0, poisoned = 0;

@@ -164,7 +164,7 @@ TEST_CASE("a reader that joins has everything that is sent from then on") {
   }
 }
 
-TEST_CASE("nobody joins the ring of a writer that is gone") {
+TEST_CASE("the ring of a writer that is gone takes no new reader") {
   Ring ring;
   SUBCASE("before") {
     ring.memory.set(0, 1, ParticipantState::dead);

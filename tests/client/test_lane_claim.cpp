@@ -197,7 +197,7 @@ TEST_CASE("a message published between the look and the death of its sender is f
   CHECK(number_of(lane.received) == 5);
 }
 
-TEST_CASE("claim words that nobody could have written are broken, and messages that cannot be are refused") {
+TEST_CASE("impossible claim words are reported as broken, and impossible messages are refused") {
   Claims lane;
   auto& word = lane.view.cell(0).word;
   SUBCASE("a reader: busy") {

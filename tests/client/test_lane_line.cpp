@@ -202,7 +202,7 @@ TEST_CASE("a list in flight holds each of its slots, and its regions are let go 
   CHECK_FALSE(line.sender->holding());
 }
 
-TEST_CASE("a reader of a dead sender's lane sees every message before it is told that there are no more") {
+TEST_CASE("a reader of a dead sender's lane sees every message before the end") {
   Line line;
   send_number(*line.sender, 1);
   line.memory.set(0, 1, ParticipantState::dead);

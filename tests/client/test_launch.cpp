@@ -270,7 +270,7 @@ TEST_CASE("every failure to start is a sentence") {
     world.places.daemon_variable = path;
     fails_with("execve: Exec format error");
   }
-  SUBCASE("it ends before it is ready, and its last words are told") {
+  SUBCASE("it ends before it is ready, and the error quotes its last words") {
     world.daemon_script("echo first >&2; echo 'the disk is on fire' >&2; exit 1\n");
     fails_with("the disk is on fire");
   }

@@ -161,7 +161,7 @@ TEST_CASE("a pool grows by further segments up to its limit, and others see them
   }
 }
 
-TEST_CASE("a slot stays where it is for one thread while another thread adds the memory that it lies in") {
+TEST_CASE("a slot stays in place for one thread while another adds the memory that holds it") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   unsigned met = 0;  // the second thread had a slot of the new memory before the first one could take it over

@@ -458,7 +458,7 @@ TEST_CASE("programs that start in any order get one pool, whole, by open_or_crea
   CHECK(shmbroker::Pool::try_open_or_create(session, pool_named("")).error().status() == shmbroker::Status::invalid);
 }
 
-TEST_CASE("a pool that is opened as a region, and a region that is opened as a pool, are told as what they are") {
+TEST_CASE("opening a pool as a region, or a region as a pool, names the true kind") {
   const harness::BrokerFixture broker;
   const auto session = session_at(broker);
   const auto pool = shmbroker::Pool::create(session, pool_named("p"));

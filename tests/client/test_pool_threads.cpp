@@ -322,7 +322,7 @@ QueueSpec without_spin(QueueSpec spec) {
 
 }  // namespace
 
-TEST_CASE("all threads that wait for room of one queue are told that it was closed, or that its reader has died") {
+TEST_CASE("all threads that wait for room in a queue wake when it closes or its reader dies") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
@@ -358,8 +358,7 @@ TEST_CASE("all threads that wait for room of one queue are told that it was clos
   }
 }
 
-TEST_CASE(
-    "a sender that gives the lock up to lease a region is told of a close that another thread has seen meanwhile") {
+TEST_CASE("a sender that releases the lock to lease a region gets the close that another thread has seen meanwhile") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
@@ -392,7 +391,7 @@ TEST_CASE(
   CHECK(told == Status::closed);
 }
 
-TEST_CASE("all threads that wait for a message are told of their writer's death") {
+TEST_CASE("all threads that wait for a message wake when their writer dies") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
@@ -447,7 +446,7 @@ TEST_CASE("a thread that waits for another to add memory is woken when that has 
   CHECK(waited == Status::ok);
 }
 
-TEST_CASE("of two threads that wait for a message that has to be done one gets it, and the other is told BUSY") {
+TEST_CASE("two threads wait for an at-least-once message: one gets it, the other gets BUSY") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));

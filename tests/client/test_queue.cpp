@@ -206,7 +206,7 @@ TEST_CASE("a broadcast that drops its oldest never waits, and a slow reader coun
   CHECK(must(in->facts()).lost + static_cast<unsigned>(count) == 20);
 }
 
-TEST_CASE("a message arrives though its sender exits right after sending, and its death is told after it") {
+TEST_CASE("a message arrives though its sender exits right after it, and the death is reported after the message") {
   const harness::BrokerFixture broker;
   for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
@@ -253,7 +253,7 @@ TEST_CASE("a message arrives though its sender exits right after sending, and it
   }
 }
 
-TEST_CASE("the writer of a line whose reader is killed is told once, and goes on with the next reader") {
+TEST_CASE("the writer of an spsc queue hears once of its killed reader, and goes on with the next one") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 4)));
@@ -323,7 +323,7 @@ TEST_CASE("messages that are too old make room and give back their slots while t
   must(other->release(*others));
 }
 
-TEST_CASE("what was sent while the queue was closed is read, or its sender is told CLOSED") {
+TEST_CASE("a message sent while the queue closes is read, or its sender gets CLOSED") {
   for (const Kind kind : {Kind::spsc, Kind::mpmc}) {
     for (int round = 0; round < 5; ++round) {
       const harness::BrokerFixture broker;
@@ -350,7 +350,7 @@ TEST_CASE("what was sent while the queue was closed is read, or its sender is to
   }
 }
 
-TEST_CASE("a message that comes after its reader was told CLOSED is not taken for sent") {
+TEST_CASE("a message that comes after its reader got CLOSED does not count as sent") {
   for (const Kind kind : {Kind::spsc, Kind::mpmc}) {
     const harness::BrokerFixture broker;
     auto session = open(broker);
@@ -392,7 +392,7 @@ TEST_CASE("a closed queue refuses senders at once and is drained by its readers"
   auto fresh = writer(pool, "q", Kind::spsc);  // the name is free
 }
 
-TEST_CASE("a writer that leaves in good order is told of once, after its last message") {
+TEST_CASE("a writer that leaves in good order is reported once, after its last message") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 2)));
@@ -751,7 +751,7 @@ TEST_CASE("lanes of writers that are gone are given back although the newest lan
   }
 }
 
-TEST_CASE("a message that cannot be is told of once, and its writer is heard on") {
+TEST_CASE("an impossible message is reported once, and later messages of its writer are read") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 2)));

@@ -449,7 +449,7 @@ TEST_CASE("an event loop hears of the first message to it while the broker is st
 }
 
 TEST_CASE(
-    "event loops whose doorbell nobody has fetched hear when the broker goes on, though the sender does not call") {
+    "event loops whose doorbell no peer has fetched wake when the broker goes on, though the sender does not call") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));

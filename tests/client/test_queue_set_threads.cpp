@@ -106,7 +106,7 @@ TEST_CASE("a set is disarmed before its queues change, and asks to be looked at 
   CHECK(becomes_readable(fd, 30'000));
 }
 
-TEST_CASE("a descriptor is closed only after nobody signals it any more") {
+TEST_CASE("a descriptor is closed only after its last signal") {
   Armed both;
   auto one = reader(both.pool, "one", Kind::mpmc), two = reader(both.pool, "two", Kind::mpmc);
   auto set = std::make_unique<QueueSet>();

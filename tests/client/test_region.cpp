@@ -178,7 +178,7 @@ TEST_CASE("memory that a process may still reach is never recycled: a descriptor
     must(second->release(0));
     CHECK_FALSE(must(create_region(session, named("", 2 << 20)))->facts().recycled);
   }
-  SUBCASE("a part of it was mapped and unmapped again: nobody reaches it") {
+  SUBCASE("a part of it was mapped and unmapped again: no process reaches it") {
     auto region = must(create_region(session, named("", 2 << 20)));
     void* part = must(region->map_part(0, 4096, Access::read_write, Deadline::after(0)));
     must(region->unmap_part(part, 4096));
@@ -551,7 +551,7 @@ TEST_CASE("a region is published once every other writer has mapped it, and not 
   must(writer->release(kReleaseUnname));
 }
 
-TEST_CASE("a creator that maps nothing keeps nobody from publishing, and maps what it can afterwards") {
+TEST_CASE("a creator that maps nothing does not delay publication, and can map read-only afterwards") {
   const harness::BrokerFixture broker;
   auto session = open(broker), other = open(broker);
   auto group = must(session->create_group({"job", 0, 0, 0, 0}, Deadline::after(0)));

@@ -81,7 +81,7 @@ TEST_CASE("one that comes once is not kept, nor one that may be written") {
   CHECK(comes_true([&] { return scene.leases_of(*scene.theirs) == 0; }));
 }
 
-TEST_CASE("a kept mapping goes when nobody else needs the region, while its process waits") {
+TEST_CASE("a kept mapping goes when no other process needs the region, while its process waits") {
   Resent scene;
   auto region = scene.make();
   scene.pass_often(*region, 3);
@@ -107,7 +107,7 @@ TEST_CASE("a kept mapping goes when nobody else needs the region, while its proc
   CHECK(scene.other->kept_mappings().size() == 0);
 }
 
-TEST_CASE("a region that was taken out of a message is its user's, and nobody asks for it") {
+TEST_CASE("a region that was taken out of a message belongs to its user, and the broker does not ask for it") {
   Resent scene;
   auto region = scene.make();
   scene.pass_often(*region, 3);

@@ -218,7 +218,7 @@ TEST_CASE("after a useless spin the next sleeps begin early, until a spin would 
       for (int spared = 0; spared < most; ++spared) CHECK_FALSE(looks_long());
     }
   }
-  SUBCASE("who is told always to look does") {
+  SUBCASE("a participant that is set to poll always does so") {
     look_in_vain();
     sleeper.set_spin(kLong);
     int looks = 0;
@@ -308,7 +308,7 @@ TEST_CASE("an armed doorbell is rung once, and not by a waker that finds it disa
     pair.two.sleeper().wake_all(pair.waiters);
     CHECK(pair.memory.view().wait(0).sleep == 0);
   }
-  SUBCASE("one whose other end is gone leaves the flag, and is told of") {
+  SUBCASE("one whose other end is gone leaves the flag, and is reported") {
     REQUIRE(pair.one.sleeper().arm_doorbell(pair.masks, [] { return false; }));
     const harness::Injected gone(Call::send, EPIPE, 1);
     pair.two.sleeper().wake_all(pair.waiters);

@@ -41,7 +41,7 @@ TEST_CASE("a pool without a free slot gives none, and a range only its own") {
   CHECK_FALSE(other.acquire({&all, 1}).has_value());
 }
 
-TEST_CASE("a mask that nobody could have written makes a slot not free") {
+TEST_CASE("an impossible mask makes a slot not free") {
   PoolMemory memory(2);
   Participant me(memory.view(), 0, 1);
   memory.view().slot(0).holders = ~std::uint64_t{0};
@@ -244,7 +244,7 @@ TEST_CASE("what a search learned of slots of one size does not hide those of ano
   CHECK(searcher.acquire(both).value_or(0) - 10 < 7);
 }
 
-TEST_CASE("counts of freed slots that nobody keeps to harm no more than searches") {
+TEST_CASE("wrong counts of freed slots cost only searches") {
   PoolMemory memory(200);
   Participant me(memory.view(), 0, 1), other(memory.view(), 1, 1);
   me.set_cache_limit(0);

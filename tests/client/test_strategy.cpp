@@ -58,7 +58,7 @@ TEST_CASE("the strategies have torch's names, and an unknown one is refused with
   CHECK(shmb_sharing_strategy(nullptr, nullptr) == SHMB_E_INVALID);
 }
 
-TEST_CASE("a process begins with the strategy of its environment, and one that is none is told at connect") {
+TEST_CASE("a process begins with the strategy of its environment, and connect refuses an unknown one") {
   const harness::BrokerFixture broker;
   {
     const Variable variable("file_descriptor");

@@ -119,7 +119,7 @@ TEST_CASE("21: what a killed receiver held is free when its sender lets go") {
   CHECK(broker.books() == "");
 }
 
-TEST_CASE("22: of a killed owner's objects just those go that nobody else has, while others of the service live on") {
+TEST_CASE("22: a killed owner's objects go if no other process has them, and other objects live on") {
   const harness::BrokerFixture broker;
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {

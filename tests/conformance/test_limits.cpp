@@ -97,7 +97,7 @@ TEST_CASE("25: where there is no room the allocation says so, and what was grant
   }
 }
 
-TEST_CASE("26: a peer that sends one byte, and one that says nothing, delay nobody else and end nothing") {
+TEST_CASE("26: a peer that sends one byte, or nothing, delays no other peer and ends nothing") {
   const harness::BrokerFixture broker;
   EACH_STRATEGY(strategy) {
     CAPTURE(strategy);
@@ -140,7 +140,7 @@ TEST_CASE("27: one element of a private buffer of 256 MiB is sent as one element
   }
 }
 
-TEST_CASE("28: what cannot be sent is told to its sender, and the receiver gets what comes next") {
+TEST_CASE("28: the sender of an impossible message gets an error, and the receiver gets the next message") {
   const harness::BrokerFixture broker;
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {

@@ -34,7 +34,7 @@ struct CaptureBench {
 
 }  // namespace
 
-TEST_CASE("law 11: while a stream is captured nobody knows whether the device is through: busy, and later it goes") {
+TEST_CASE("law 11: during a stream capture the state of the device is unknown: busy, and later it goes") {
   CaptureBench bench;
   auto kept = gpu::Region::allocate(bench.session, kMiB), released = gpu::Region::allocate(bench.session, kMiB);
   auto written = gpu::Region::allocate(bench.session, kMiB);

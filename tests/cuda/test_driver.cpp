@@ -46,7 +46,7 @@ Environment fake(Environment more = {}) {
 
 }  // namespace
 
-TEST_CASE("driver: a machine without one is told so") {
+TEST_CASE("driver: a machine without one gets an error") {
   CHECK(load_gives({{"SHMB_LIBCUDA", "libcuda-not-there.so.1"}}, Status::no_driver, "Install it") == 0);
 }
 
@@ -213,7 +213,7 @@ TEST_CASE("driver: after a fault of the device nothing new begins, and what was 
   }
 }
 
-TEST_CASE("driver: a forked child is told so, its parent goes on, and a child of one that never loaded is free") {
+TEST_CASE("driver: a forked child gets an error, its parent goes on, and a child forked before the load may load") {
   CHECK(fakecuda::holds(fake(), [] {
           pid_t child = ::fork();
           if (child == 0) ::_exit(cuda::Driver::load().has_value() ? 0 : 1);

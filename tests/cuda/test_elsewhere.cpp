@@ -51,7 +51,7 @@ TEST_CASE("without driver, with a stub, an old driver or no device everything el
   with("CUDA_VISIBLE_DEVICES", "", Status::no_device);
 }
 
-TEST_CASE("devices are told apart by UUID, however this process numbers them") {
+TEST_CASE("devices are known by UUID, however this process numbers them") {
   const Meeting meeting;
   const Gate published;
   auto producer = Child::run([&] {

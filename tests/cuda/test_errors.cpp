@@ -189,7 +189,7 @@ TEST_CASE("memory that the driver does not export is not published, and is when 
   CHECK(status_of(region.try_publish()) == Status::ok);
 }
 
-TEST_CASE("a device whose node nobody can hold open refuses the publication and says why") {
+TEST_CASE("a device whose node the broker cannot hold open refuses the publication with the reason") {
   harness::BrokerOptions options;
   options.seam = "gpu=/nowhere";  // not where this process' driver has its nodes
   const harness::BrokerFixture broker(options);

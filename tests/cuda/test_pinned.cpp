@@ -59,7 +59,7 @@ TEST_CASE("a pinned region is one memory for CPU and device, registered once, an
 }
 
 TEST_CASE(
-    "a read-only region is pinned for reading where the device can, else refused; foreign registrations are told") {
+    "a read-only region is pinned for reading where the device can, else refused; foreign registrations are reported") {
   const Meeting meeting;
   for (const bool can : {true, false}) {
     CHECK(Child::run([&] {

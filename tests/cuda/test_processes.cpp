@@ -103,7 +103,7 @@ TEST_CASE("a consumer that is killed leaves no reference behind") {
   CHECK(producer.wait() == 128 + SIGKILL);
 }
 
-TEST_CASE("a writer that dies poisons its region: readers are told, nobody may write any more") {
+TEST_CASE("a writer that dies poisons its region: readers get an error, and writing is refused") {
   const Meeting meeting;
   const Gate published, imported;
   gpu::PublishOptions writing;

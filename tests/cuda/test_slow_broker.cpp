@@ -78,7 +78,7 @@ TEST_CASE("`written` whose answer was too late leaves the region read-only, and 
   region.release(true);
 }
 
-TEST_CASE("a pin whose answer was too late holds nobody up later") {
+TEST_CASE("a pin whose answer came too late does not delay a later publish") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto region = session.create(kMiB);

@@ -420,7 +420,7 @@ TEST_CASE("a producer whose own stream is stuck releases its waiters all the sam
   }
 }
 
-TEST_CASE("a forked child is told so by every call of a timeline, with and without a driver") {
+TEST_CASE("every call of a timeline says forked child in a child, with and without a driver") {
   const Meeting meeting;
   for (const bool with_driver : {false, true}) {
     CAPTURE(with_driver);

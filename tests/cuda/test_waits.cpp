@@ -192,7 +192,7 @@ TEST_CASE("law 11: work in a context of the caller's own is asked for only where
   CHECK(cu->context_destroy(own) == 0);
 }
 
-TEST_CASE("law 11: another thread's wait for the device keeps nobody longer than he said") {
+TEST_CASE("law 11: another thread's wait for the device delays no call beyond its deadline") {
   WaitsStage stage;
   auto& [guard, broker, session, device, scope] = stage;
   auto region = gpu::Region::allocate(session, kMiB);

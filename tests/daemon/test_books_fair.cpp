@@ -161,7 +161,7 @@ TEST_CASE("few wanted rows of a long table are found in portions") {
   CHECK(rows[0].region.id == wanted.id);
 }
 
-TEST_CASE("the cells of a large lane are written in portions; a session that ends meanwhile holds nobody up") {
+TEST_CASE("the cells of a large lane are written in portions; a session that ends meanwhile delays no other") {
   World world;
   Client client = world.client(), second = world.client();
   shmbw_pool_create wish{};
@@ -324,7 +324,7 @@ TEST_CASE("a private broker serves many batches of readers at once, though its t
   CHECK(std::ranges::count(done, true) == 8);
 }
 
-TEST_CASE("a reader that finds the table full is told limit, use and remedy, and nothing is booked") {
+TEST_CASE("a reader that finds the table full gets limit, use and remedy, and nothing is booked") {
   World world(with_reserve(private_config()), facts_of(60));
   Client reader = world.client();
   const auto region = reader.create({.flags = SHMBW_CREATE_MANY_WRITERS}).ref();

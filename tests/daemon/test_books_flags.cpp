@@ -27,7 +27,7 @@ Status element_with_all_flags(Client& client, std::uint16_t op, T wish = {}) {
 
 }  // namespace
 
-TEST_CASE("unknown header flags are told as unknown, also beside no_reply, with every request") {
+TEST_CASE("every request refuses unknown header flags as unknown, also beside no_reply") {
   World world;
   Client client = world.client();
   for (std::uint16_t op = SHMBW_OP_HELLO; op <= SHMBW_OP_TICKET_REVOKE; ++op) {
@@ -39,7 +39,7 @@ TEST_CASE("unknown header flags are told as unknown, also beside no_reply, with 
   CHECK(client.call(SHMBW_OP_STATUS, shmbw_status{}).status() == Status::ok);
 }
 
-TEST_CASE("unknown flags of each request are told as unknown") {
+TEST_CASE("each request refuses unknown flags of its fixed part as unknown") {
   World world;
   Client client = world.client();
   const shmbw_region_ref region = client.create().ref();

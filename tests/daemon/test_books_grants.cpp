@@ -112,7 +112,7 @@ TEST_CASE("private mode: many_writers seals the seals at birth, and readers are 
   CHECK(writer.publish(created.ref()).status() == Status::unsupported);
 }
 
-TEST_CASE("system mode: mode bits bound another uid, nobody waits and writing stays open") {
+TEST_CASE("system mode: a reader gets a read-only descriptor at once, and writing stays open") {
   World world(system_config());
   Client writer = world.client(1000), reader = world.client(1000);
   Created created = writer.create({.flags = SHMBW_CREATE_MANY_WRITERS});
@@ -251,7 +251,7 @@ TEST_CASE("a read-only attach that is refused has not closed writing") {
   }
 }
 
-TEST_CASE("a writer that sealed the seals itself cannot be made read-only, and is told") {
+TEST_CASE("a region whose writer sealed its seals cannot be made read-only, and publish says so") {
   World world(private_config());
   Client writer = world.client(1000), reader = world.client(1000);
   Created created = writer.create();
@@ -317,7 +317,7 @@ TEST_CASE("inherit gives no right that the parent has not, and of an unmapped wr
   CHECK(reader.attach_id(created.ref()).status == Status::ok);
 }
 
-TEST_CASE("nobody publishes a region that another session was lent for writing and has not mapped yet") {
+TEST_CASE("publish is refused while another session has a write lease on the region and has not mapped it yet") {
   enum class Way { reports, maps_later, dies, releases };
   for (bool system : {false, true})
     for (const Way way : {Way::reports, Way::maps_later, Way::dies, Way::releases}) {
@@ -362,7 +362,7 @@ TEST_CASE("a writer that says it maps later still blocks read-only grants, and a
   CHECK(other.publish(created.ref()).status() == Status::ok);
 }
 
-TEST_CASE("a writer that is granted the same region for reading keeps nobody waiting") {
+TEST_CASE("a writer that is granted the same region for reading delays no other") {
   World world(private_config());
   Client writer = world.client(1000), other = world.client(1000);
   Created created = writer.create();

@@ -80,7 +80,7 @@ TEST_CASE("all 120 orders of death of 5 members end the group with the last one,
   CHECK(orders == 120);
 }
 
-TEST_CASE("a group nobody ever joined lives as long as the session that made it") {
+TEST_CASE("a group that no session ever joined lives as long as the session that made it") {
   World world;
   Client asker = world.client(1000), founder = world.client(1000);
   auto group = made(founder.make_group({.name = "g"}));
@@ -502,7 +502,7 @@ TEST_CASE("a lazy reader that was disconnected keeps its leases until its pidfd 
   lazy.forget();
 }
 
-TEST_CASE("a disconnected process takes its leases over with its secret, and nobody else does") {
+TEST_CASE("a disconnected process takes its leases over with its secret, and no other process can") {
   World world;
   Client asker = world.client(1000);
   Client lazy = world.client(1000, 77);

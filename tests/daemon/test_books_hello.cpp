@@ -145,7 +145,7 @@ TEST_CASE("a wrong fork secret or an ended session is not_found, and hello witho
   CHECK(late.hello().status() == Status::ok);
 }
 
-TEST_CASE("too many sessions of a uid are told so in the answer to hello and get in when there is room") {
+TEST_CASE("a session over its uid's limit is refused in the answer to hello, and accepted when there is room") {
   Config config = private_config();
   config.limits.uid_sessions = 2;
   World world(config);

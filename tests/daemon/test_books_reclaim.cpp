@@ -127,7 +127,7 @@ TEST_CASE("an orderly goodbye leaves no line") {
   CHECK(reclaims(world).empty());
 }
 
-TEST_CASE("leases that freed nothing are told as such") {
+TEST_CASE("the log says of leases given back that they freed nothing") {
   World world;
   Client holder = world.client(1000), victim = world.client(1000);
   Created created = holder.create();

@@ -418,7 +418,7 @@ TEST_CASE("what is not there and what is another's get the same answer: what was
   CHECK(asker.publish(hidden.ref()).error().sentence == asker.ticket(hidden.ref()).error().sentence);
 }
 
-TEST_CASE("a name that is not there is told with where it is: another group of the user, or a thing of another kind") {
+TEST_CASE("a refusal of an absent name says where it is: another group of the user, or another kind") {
   World world;
   Client trainer = world.client(1000), other = world.client(1000), foreign = world.client(2000);
   trainer.make_group({.name = "train"});
@@ -561,7 +561,7 @@ TEST_CASE("the descriptor table minus the reserve bounds regions, and freeing on
   CHECK(client.create().status == Status::ok);
 }
 
-TEST_CASE("a system call that fails in a create is told with its errno, and nothing is left") {
+TEST_CASE("a system call that fails in a create is reported with its errno, and nothing is left") {
   World world;
   Client client = world.client();
   REQUIRE(client.create().status == Status::ok);
@@ -616,7 +616,7 @@ TEST_CASE("attach with no_fd books a lease and sends no descriptor") {
   CHECK(b.status().regions == 1);
 }
 
-TEST_CASE("a session that only keeps its mapping is asked for it when nobody else needs the region, and once") {
+TEST_CASE("a session that only keeps its mapping is asked for it once, when no other session needs the region") {
   World world;
   Client maker = world.client(), keeper = world.client();
   const auto ref = maker.create().ref();

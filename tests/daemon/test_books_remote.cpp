@@ -494,7 +494,7 @@ TEST_CASE("what cannot be booked is refused with what is wrong") {
   CHECK(says(early.sentence, "1 of 2"));
 }
 
-TEST_CASE("the world's pool is told once, by a worker that is in it, and the first word stands") {
+TEST_CASE("only a worker of the world can name its pool, and the first one named stays") {
   World world;
   Workers workers(world, 2);
   CHECK(workers[0].call(SHMBW_OP_WORLD_POOL, shmbw_world_pool{workers.id, 999}).status() == Status::not_found);
@@ -582,7 +582,7 @@ TEST_CASE("the successor of a dead worker is another life: what the dead one own
 }
 
 TEST_CASE(
-    "a dead worker's place is for one process of its name and rank, once its own has ended, while nobody has left") {
+    "a dead worker's place is for one process of its name and rank, once its process has ended and before any leaves") {
   World world;
   Workers workers(world, 4);
   meet_in_pool(workers);

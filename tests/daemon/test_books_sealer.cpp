@@ -75,7 +75,7 @@ struct PageInPipe {
 
 }  // namespace
 
-TEST_CASE("memory that something still refers to is not published, and nobody else waits to learn that") {
+TEST_CASE("memory that is still referred to is not published, and other sessions do not wait for that check") {
   World world(system_config());
   Client writer = world.client(1000), other = world.client(2000);
   Created created = writer.create(), next = writer.create();

@@ -341,7 +341,7 @@ TEST_CASE("a create that wants recycled memory only gets it, or nothing is made"
   CHECK(shop.client.create({.length = 4 * kMiB, .flags = SHMBW_CREATE_RECYCLED_ONLY}).status == Status::no_memory);
 }
 
-TEST_CASE("shelf_empty gives up recycled memory of the user, the own group's first, and of nobody else") {
+TEST_CASE("shelf_empty gives up recycled memory of the user only, that of the caller's group first") {
   Shop shop;
   Client neighbour = shop.world.client(1000), stranger = shop.world.client(2000);
   REQUIRE(neighbour.make_group({.name = "n"}).status() == Status::ok);

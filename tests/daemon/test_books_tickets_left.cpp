@@ -114,7 +114,7 @@ TEST_CASE("processes that take their share and die fill their user; the refusal 
   CHECK(other.status().tickets == 2);
 }
 
-TEST_CASE("a user whose living sessions have all its tickets is told to end some, and not about what was left") {
+TEST_CASE("a user whose living sessions hold all its tickets is advised to end some, not about left tickets") {
   World world(with_tickets(4));
   std::vector<Client> makers;
   for (int i = 0; i < 4; ++i) {

@@ -358,7 +358,7 @@ TEST_CASE("watches of a session are bounded and come back") {
   CHECK(a.watch_reclaims().status() == Status::ok);
 }
 
-TEST_CASE("an object has a limited number of subscriptions, whoever makes them, and room again when one is gone") {
+TEST_CASE("an object has a limited number of subscriptions over all users, and room again when one is gone") {
   Config config = private_config();
   config.limits.target_watches = 3;
   World world(config);

@@ -157,7 +157,7 @@ TEST_CASE("a stopped broker leaves no socket and exits with 0") {
   CHECK(client.receive().kind == harness::RawPacket::Kind::end_of_file);
 }
 
-TEST_CASE("a private broker ends when nobody has used it for a while") {
+TEST_CASE("a private broker ends when it has been idle for a while") {
   BrokerOptions options;
   options.arguments = {"--idle-exit", "50ms"};
   BrokerFixture broker(options);

@@ -175,7 +175,7 @@ TEST_CASE("a port that leaves while it waits for a packet hears nothing of it, a
   }
 }
 
-TEST_CASE("writability is told by edges: once for each packet the peer reads") {
+TEST_CASE("writability is reported by edges: once for each packet that the peer reads") {
   ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));
     auto pair = std::move(*sys::seqpacket_pair());

@@ -253,7 +253,7 @@ TEST_CASE("what is no pair of exports is refused, by the chunk and the side that
   CHECK(gpu_rows(client).size() == 1);
 }
 
-TEST_CASE("where two open files cannot be told apart nothing is published") {
+TEST_CASE("a broker that cannot compare two open files publishes nothing") {
   FakeGpus gpus;
   World world;
   Client client = gpu_client(world);
@@ -365,7 +365,7 @@ TEST_CASE("a region of many chunks comes and goes in several packets, and is not
   CHECK(other.call(SHMBW_OP_GPU_MORE, shmbw_gpu_more{published.reply.region, 253, 48}).status() == Status::invalid);
 }
 
-TEST_CASE("a publisher that dies before the region is whole leaves one that nobody can open") {
+TEST_CASE("a publisher that dies before the region is whole leaves one that no session can open") {
   FakeGpus gpus;
   World world;
   Client client = gpu_client(world);
@@ -474,7 +474,7 @@ TEST_CASE("a watcher of a region gets its states, with the number of the watch")
   CHECK(watcher.link().events[0].fixed<shmbw_gpu_state_event>().state == SHMBW_GPU_STATE_POISONED);
 }
 
-TEST_CASE("a GPU region is ready when it is published: no writer that has yet to map it is waited for") {
+TEST_CASE("a GPU region is ready when it is published, without a wait for its writers' mappings") {
   FakeGpus gpus;
   World world;
   Client watcher = world.client(), writer = gpu_client(world), second = world.client();
@@ -563,7 +563,7 @@ TEST_CASE("a process that only closed its socket still maps the memory: it stays
   consumer.forget();
 }
 
-TEST_CASE("what a killed process leaves is told in one reclaim, with its GPU regions") {
+TEST_CASE("one reclaim lists all that a killed process leaves, with its GPU regions") {
   FakeGpus gpus;
   World world;
   Client client = gpu_client(world);

@@ -85,7 +85,7 @@ TEST_CASE("memory of a dead owner is not opened again because a writer died afte
   CHECK(open_id(reader, made.reply.region).status == Status::producer_dead);
 }
 
-TEST_CASE("users of memory whose owner has died are told, and nobody new may open it") {
+TEST_CASE("users of memory hear of its owner's death, and no new session may open it") {
   FakeGpus gpus;
   World world;
   Client owner = gpu_client(world), user = world.client();

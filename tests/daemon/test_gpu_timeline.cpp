@@ -182,7 +182,7 @@ TEST_CASE("timelines that end together are released in portions, and others are 
   for (MappedTimeline& line : lines) CHECK(line.word(0).wakes == 1);
 }
 
-TEST_CASE("a timeline that nobody else can have is not touched when its producer goes") {
+TEST_CASE("a timeline that no other process can have is not touched when its producer goes") {
   World world;
   Client producer = world.client();
   MappedTimeline alone = make_line(producer, 8), named = make_line(producer, 8, "steps"),
@@ -197,7 +197,7 @@ TEST_CASE("a timeline that nobody else can have is not touched when its producer
   CHECK(passed.word(7).status == SHMBW_GPU_WORD_STATUS_PRODUCER_DEAD);
 }
 
-TEST_CASE("a timeline that a forked child holds on to is released although nobody else has it yet") {
+TEST_CASE("a timeline that a forked child holds is released although no other process has it yet") {
   World world;
   Client producer = world.client(), late = world.client();
   MappedTimeline line = make_line(producer, 2);

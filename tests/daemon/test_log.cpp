@@ -95,7 +95,7 @@ TEST_CASE("faults of peers are limited, and the rest is counted") {
   CHECK(text.find("later") != std::string::npos);
 }
 
-TEST_CASE("a log that nobody reads neither blocks nor ends the process") {
+TEST_CASE("an unread log neither blocks nor ends the process") {
   auto child = harness::Child::run([] {
     int ends[2];
     if (::pipe(ends) != 0) return 1;

@@ -143,7 +143,7 @@ TEST_CASE("a peer that is gone is no error of ours") {
   CHECK_FALSE(pair.box.wants_edge());
 }
 
-TEST_CASE("a kernel that does not say what is unread holds nobody back") {
+TEST_CASE("a kernel that does not report unread bytes delays no session") {
   Pair pair;
   CHECK(pair.reply(0) == Outbox::Sent::sent);
   harness::Injected fault(fault::Call::outq, EPERM, 1, -1);
@@ -271,7 +271,7 @@ TEST_CASE("a process over its share that asks on and on makes the others' socket
   CHECK(in_flight.within_share(asks.box, 1, now += 1'000'000'000));  // nobody is forgotten
 }
 
-TEST_CASE("sessions of one user that read no event keep a bounded amount of memory, and each is told its gap") {
+TEST_CASE("sessions of one user that read no event keep a bounded amount of memory, and each gets its gap") {
   InFlight in_flight(1000);
   auto ends = std::move(*sys::seqpacket_pair());
   auto heap = [] {

@@ -25,7 +25,7 @@ TEST_CASE("the kernel names uid, gid, pid and groups of the process that connect
   if (kernel().peer_pidfd) CHECK(self.pidfd_is_certain);
 }
 
-TEST_CASE("each fact that cannot be had is unknown, and a peer without a uid is nobody's equal") {
+TEST_CASE("each missing fact is unknown, and a peer without a uid is equal to no other") {
   auto pair = std::move(*sys::seqpacket_pair());
   SUBCASE("no credentials") {
     harness::Injected fault(fault::Call::getsockopt, EPERM, 1, -1);

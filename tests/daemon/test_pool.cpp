@@ -363,7 +363,7 @@ TEST_CASE("a named pool outlives group and participants by its keep") {
   CHECK(pool_join(later, "job", "frames").status() == Status::not_found);
 }
 
-TEST_CASE("the end of the broker is told in the pool's words") {
+TEST_CASE("the broker marks its end in the pool") {
   World world;
   world.check_at_end = false;
   PoolClient made;

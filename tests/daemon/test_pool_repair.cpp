@@ -120,7 +120,7 @@ struct Ground final : RepairFacts {
 
 }  // namespace
 
-TEST_CASE("D1: the dead one is dead to all at once, and nobody tries to wake it any more") {
+TEST_CASE("D1: the dead one is dead to all at once, and no participant tries to wake it any more") {
   Ground ground;
   ground.view.control().slot_waiters.mask = 0b1011;
   ground.view.queue_waiters(1).readers.mask = 0b10;
@@ -326,7 +326,7 @@ TEST_CASE("a list keeps everything of its sender, bytes keep nothing") {
   }
 }
 
-TEST_CASE("messages of a dead sender that nobody took in time are dropped, claimed ones are not") {
+TEST_CASE("messages of a dead sender that no reader took in time are dropped, claimed ones are not") {
   Ground ground(pool::kQueueExpiring);
   const std::uint32_t lane = ground.add_lane(QueueKind::mpmc, 1);
   for (std::uint32_t slot = 0; slot < 4; ++slot) ground.hold(slot, 1);

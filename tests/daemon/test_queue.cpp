@@ -245,7 +245,7 @@ TEST_CASE("the word of a dead consumer does not count for the next one on its in
   CHECK(lane_state(scene.view(), queue.lane) == LaneState::free);
 }
 
-TEST_CASE("messages of a dead producer that expire give its slots back though nobody reads them") {
+TEST_CASE("messages of a dead producer that expire give its slots back though no reader takes them") {
   Scene scene;
   auto queue = opened(queue_open(scene.writer, scene.id, "jobs", {kClaim, kWriter | SHMBW_QUEUE_OPEN_EXPIRING}));
   const pool::LaneView lane = lane_words(scene.view(), queue.lane);

@@ -22,7 +22,7 @@ using harness::RawPacket;
 #define ON_EACH_ENGINE \
   for (EngineChoice engine : engine_choices()) DOCTEST_SUBCASE(engine == EngineChoice::epoll ? "epoll" : "io_uring")
 
-TEST_CASE("two hundred clients are greeted and served, and each end is told once") {
+TEST_CASE("two hundred clients are greeted and served, and each end is reported once") {
   ON_EACH_ENGINE {
     Room room(engine);
     std::vector<RawClient> clients(200);
@@ -75,7 +75,7 @@ TEST_CASE("silent connections are bounded: the oldest of the uid that has most g
   }
 }
 
-TEST_CASE("packets that break the frame drop their sender and nobody else") {
+TEST_CASE("packets that break the frame drop their sender and no other client") {
   ON_EACH_ENGINE {
     Room room(engine);
     RawClient bystander = room.greeted();
@@ -151,7 +151,7 @@ TEST_CASE("a client that sends descriptors unasked fails, or is dropped; none is
       char byte = 0;
       CHECK(::recv((*pipe)[1].get(), &byte, 1, MSG_DONTWAIT) == 0);  // nobody holds the other end any more
     }
-    SUBCASE("where it does not, who has too many to close is not read, and leaves the rest to be closed elsewhere") {
+    SUBCASE("where it does not, a peer with too many to close is not read, and the rest is closed elsewhere") {
       harness::PretendedKernel older(6, 1);
       Config config;
       config.unread_timeout = 20'000'000;
@@ -437,7 +437,7 @@ TEST_CASE("only one event packet is ever in flight") {
   }
 }
 
-TEST_CASE("a reply that the kernel refuses for others' sake is kept, and nobody waits for it") {
+TEST_CASE("a reply that the kernel refuses for lack of resources is kept, and no other peer waits for it") {
   ON_EACH_ENGINE {
     for (int code : {ETOOMANYREFS, ENOBUFS, EAGAIN}) {
       CAPTURE(code);
@@ -614,7 +614,7 @@ TEST_CASE("ordinary clients leave the reserve alone, admins may use it") {
   }
 }
 
-TEST_CASE("the end of a process is told with how it died, where the kernel tells it") {
+TEST_CASE("the end of a process is reported with the way it died, where the kernel knows it") {
   ON_EACH_ENGINE {
     Room room(engine);
     room.books.wants = true;
@@ -716,7 +716,7 @@ TEST_CASE("what the kernel will not say of a peer is unknown, never a reason to 
   }
 }
 
-TEST_CASE("an engine that cannot watch one more thing costs that connection, or its pidfd, and nobody else") {
+TEST_CASE("an engine that cannot watch one more thing costs that connection, or its pidfd, and no other") {
   Room room(EngineChoice::epoll);
   RawClient before = room.greeted();
   {
@@ -797,7 +797,7 @@ TEST_CASE("a transport that has been closed leaves its engine to the next one, a
   }
 }
 
-TEST_CASE("a kernel short of memory when a packet is fetched costs nobody the session") {
+TEST_CASE("a kernel short of memory when a packet is fetched ends no session") {
   for (EngineChoice engine : engine_choices()) {
     Room room(engine);
     RawClient client = room.greeted();

@@ -101,7 +101,7 @@ TEST_CASE("SIGTERM of the broker: it ends with 0, takes its sockets away, and cl
   });
 }
 
-TEST_CASE("a client that waits for something when the broker dies is told at once, not at its deadline") {
+TEST_CASE("a client that waits for something when the broker dies returns at once, not at its deadline") {
   for (const std::string& engine : harness::engines()) {
     World world({.engine = engine});
     Gate waiting[3];

@@ -97,7 +97,7 @@ TEST_CASE("everything that is watched makes the poll descriptor readable, in ord
   });
 }
 
-TEST_CASE("a program that does not take its events loses the oldest of them, and is told how many") {
+TEST_CASE("a program that does not take its events loses the oldest of them, and learns how many") {
   in_every_world([](World& world) {
     Gate watching, flooded;
     Child watcher = actor([&] {

@@ -67,7 +67,7 @@ shmb::client::Places without_runtime_directory(const OwnBroker& own, const std::
 
 }  // namespace
 
-TEST_CASE("a name for the broker that leads nowhere is told, and no other broker is tried or started") {
+TEST_CASE("a socket path without a broker is an error, and no other broker is tried or started") {
   const OwnBroker own;
   Child client = actor([&] {
     own.enter();
@@ -90,7 +90,7 @@ TEST_CASE("a name for the broker that leads nowhere is told, and no other broker
   CHECK(client.wait() == 0);
 }
 
-TEST_CASE("a runtime directory whose path is too long for a socket is told as such") {
+TEST_CASE("a runtime directory whose path is too long for a socket is reported as such") {
   const OwnBroker own;
   Child client = actor([&] {
     own.enter();
@@ -209,7 +209,7 @@ TEST_CASE("a broker of another user behind our path is not trusted with a greeti
   CHECK(client.wait() == 0);
 }
 
-TEST_CASE("a full or read-only runtime directory is told, and a full one that has names left still serves") {
+TEST_CASE("a full or read-only runtime directory is reported, and one that is full but has inodes left still serves") {
   if (!can_mount()) SKIP_CASE("mounting is not allowed here");
   const auto in = [](const std::string& options, bool read_only, const std::function<void(const OwnBroker&)>& body) {
     const OwnBroker own;

@@ -351,7 +351,7 @@ TEST_CASE("two users both have a group called trainer, and each finds its own") 
       true);
 }
 
-TEST_CASE("a token admits another user to the group, whose memory is recycled for nobody then") {
+TEST_CASE("a token admits another user to the group, whose memory is then not recycled") {
   if (!harness::can_change_uid()) SKIP_CASE("changing to other uids is not allowed here");
   in_every_world(
       [](World& world) {

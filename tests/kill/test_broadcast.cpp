@@ -101,7 +101,7 @@ TEST_CASE("broadcast, drop oldest: a writer killed at any step leaves the newest
                         }});
 }
 
-TEST_CASE("broadcast: a reader killed while it joins, reads and leaves holds up nobody") {
+TEST_CASE("broadcast: a reader killed while it joins, reads and leaves delays no other participant") {
   Stage stage(one_queue(Kind::broadcast, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));

@@ -101,7 +101,7 @@ TEST_CASE("claim: what a killed consumer has not finished goes to another one") 
                     .before = [](Stage& at) { at.send_some(*at.out, at.id(2, 0), 4); }});
 }
 
-TEST_CASE("claim: a slot that the application has goes to nobody else, however its reader uses it before its death") {
+TEST_CASE("claim: a slot in use by the application goes to no other, however its reader uses it before its death") {
   Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));

@@ -95,7 +95,7 @@ TEST_CASE("line: a reader killed at any step of receiving gives everything back"
                         }});
 }
 
-TEST_CASE("line: a reader killed while it drains the lane of a writer that has left keeps nobody's place taken") {
+TEST_CASE("line: a reader killed while it drains the lane of a writer that has left leaves no place taken") {
   Stage stage(one_queue(Kind::spsc, 4));
   cut_short(stage, {.name = "drain",
                     .body =

@@ -150,8 +150,7 @@ TEST_CASE("pairs: a writer and a reader of one queue, killed at each of their st
   MESSAGE("pairs of deaths: " << pairs);
 }
 
-TEST_CASE(
-    "pairs: a sender stopped within a message finds its reader's place taken by a newcomer, who gets none of it") {
+TEST_CASE("pairs: a sender stopped within a message finds a newcomer in its reader's place, which gets none of it") {
   Stage stage(queue_spec("q", Kind::spsc, false, false, 4));
   stage.take_rest();
   for (const Step where : {Step::S1, Step::S1_half, Step::S2, Step::S2_done, Step::S3}) {

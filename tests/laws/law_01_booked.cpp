@@ -168,7 +168,7 @@ TEST_CASE("law 1: a client killed at the entry or exit of any of its system call
   });
 }
 
-TEST_CASE("law 1: a reply that nobody has read yet has its lease in the books already") {
+TEST_CASE("law 1: the lease of an unread reply is in the books already") {
   for (const bool reads : {false, true})
     on_each_engine([reads](BrokerFixture& broker) {
       CAPTURE(reads);

@@ -125,7 +125,7 @@ TEST_CASE("law 4: the broker neither keeps nor writes a descriptor that a client
   }
 }
 
-TEST_CASE("law 4: a client that changes the flags of its own socket end stops nobody") {
+TEST_CASE("law 4: a client that changes the flags of its socket end stops no other client") {
   on_each_engine([](BrokerFixture& broker) {
     auto bystander = open(broker);
     RawClient client = RawClient::connect(broker.socket());

@@ -32,7 +32,7 @@ Error refused(const shmb::Result<Region::Handle>& result) {
 
 }  // namespace
 
-TEST_CASE("law 5: a refusal says limit, scope, used, asked, who holds most and which key to raise") {
+TEST_CASE("law 5: a refusal says limit, scope, used, asked, the largest holders and the key to raise") {
   BrokerOptions options;
   options.config =
       "[limits]\nuid_bytes = \"16M\"\nsession_leases = 40\n[limits.group.small]\nbytes = \"4M\"\nregions = 3\n";

@@ -72,7 +72,7 @@ std::optional<shmbw_session_record> row_of(const std::shared_ptr<Session>& admin
 
 }  // namespace
 
-TEST_CASE("law 8: lazy readers, junk, an unread subscription and a thousand half-open peers, and nobody else notices") {
+TEST_CASE("law 8: lazy readers, junk, an unread subscription and a thousand half-open peers delay no other client") {
   if (!allow_descriptors(3000)) SKIP_CASE("fewer than 3,000 descriptors are allowed here");
   on_each_engine([](BrokerFixture& broker) {
     Bystander bystander(broker.socket());
@@ -139,7 +139,7 @@ TEST_CASE("law 8: lazy readers, junk, an unread subscription and a thousand half
   });
 }
 
-TEST_CASE("law 8: no request waits in the broker: what is not there is told at once, and its coming is an event") {
+TEST_CASE("law 8: no request waits in the broker: an absent name is refused at once, and its coming is an event") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
     auto maker = open(broker);
@@ -268,7 +268,7 @@ TEST_CASE("law 8: a write that never ends holds up the publication of that memor
   });
 }
 
-TEST_CASE("law 8: a write that never ends holds up the first readers of that memory, and nobody else") {
+TEST_CASE("law 8: a write that never ends delays the first readers of that memory, and no other client") {
   on_each_engine([](BrokerFixture& broker) {
     RawClient owner = greeted(broker), other = greeted(broker), reader = greeted(broker);
     const RawPacket made = owner.create(4096);

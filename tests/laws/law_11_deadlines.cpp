@@ -312,7 +312,7 @@ TEST_CASE("law 11: a call repeated after a deadline gets the second answer, thou
   });
 }
 
-TEST_CASE("law 11: what a publish did after its deadline is told by stat, and publish again maps the region") {
+TEST_CASE("law 11: stat shows what a publish did after its deadline, and publish again maps the region") {
   on_each_engine([](BrokerFixture& broker) {
     const CSession session(broker.socket());
     shmb_region* const region = created(session.raw, "late");

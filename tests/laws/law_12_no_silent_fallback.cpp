@@ -64,7 +64,7 @@ TEST_CASE("law 12: what an older kernel lacks is a loss that STATUS names, one s
   }
 }
 
-TEST_CASE("law 12: the engine in use is told with the reason, and one that is asked for and not there is an error") {
+TEST_CASE("law 12: the broker reports its engine with the reason, and an absent engine that is asked for is an error") {
   for (const std::string& engine : harness::engines()) {
     BrokerOptions options;
     options.engine = engine;
@@ -127,7 +127,7 @@ TEST_CASE("law 12: how a broker was found, and what was passed over, is a senten
   });
 }
 
-TEST_CASE("law 12: the kind of pages is told by the region and by the broker, also where huge ones could not be had") {
+TEST_CASE("law 12: region and broker report the kind of pages, also where huge ones were not available") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
     const auto make = [&](std::uint32_t flags = 0, std::uint64_t length = kFourMiB) {

@@ -180,7 +180,7 @@ TEST_CASE("a control message of another kind is malformed") {
   CHECK(open_descriptors() == before);
 }
 
-TEST_CASE("the end of the connection is told from an empty queue, also when our own packets were left unread") {
+TEST_CASE("the end of the connection differs from an empty queue, also when our packets were left unread") {
   Line line;
   CHECK(line.receive().kind == Kind::would_block);
   line.ends[0].reset();

@@ -170,7 +170,7 @@ TEST_CASE("90: timeouts are per call, by default, for later calls only, and 0 is
       }));
 }
 
-TEST_CASE("96: shutdown waits for calls in flight and for chains of calls that nobody waits for") {
+TEST_CASE("96: shutdown waits for calls in flight and for chains of calls that no thread waits for") {
   World world;
   world.run(3, [](int rank) {
     if (rank != 0) return;

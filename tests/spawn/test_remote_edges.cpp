@@ -158,7 +158,7 @@ TEST_CASE("A value that is asked for stays until the answer, also where the refe
   }
 }
 
-TEST_CASE("An own value that is shared again outlives the word that nobody refers to it any more") {
+TEST_CASE("A value shared again lives on after the event that no worker refers to it") {
   World world;
   world.run(2, [](int rank) {
     if (rank != 0) return;
@@ -175,7 +175,7 @@ TEST_CASE("An own value that is shared again outlives the word that nobody refer
   });
 }
 
-TEST_CASE("An own value is put away once, also where its worker is told twice in a row that nobody refers to it") {
+TEST_CASE("A value is put away once, also where its worker hears twice in a row that no worker refers to it") {
   World world;
   world.run(2, [](int rank) {
     if (rank != 0) return;

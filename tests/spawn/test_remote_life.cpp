@@ -302,7 +302,7 @@ TEST_CASE("A rank or a running world that is taken is refused, and the others ar
   CHECK(statuses == std::vector<int>{0, 0, 0});
 }
 
-TEST_CASE("A worker's name has up to 127 bytes, as torch's, and is told whole") {
+TEST_CASE("A worker's name has up to 127 bytes, as torch's, and is reported whole") {
   World world;
   const std::string longest(127, 'n');
   const auto statuses = world.run_bare(2, [&](int rank) {
@@ -342,7 +342,7 @@ TEST_CASE("init ends with an error when a worker that it has seen dies before th
   CHECK(statuses == std::vector<int>{0, kKilled});
 }
 
-TEST_CASE("Workers that are killed in the midst of calls leave nothing, and nobody hangs") {
+TEST_CASE("Workers that are killed in the midst of calls leave nothing, and no other worker hangs") {
   for (int round = 0; round < 6; ++round) {
     CAPTURE(round);
     World world;

@@ -358,7 +358,7 @@ TEST_CASE("A worker that sends many calls while it runs one leaves the requests 
   CHECK(statuses == std::vector<int>{0, 0, 0});
 }
 
-TEST_CASE("init returns although more was told meanwhile than is kept: what was lost is looked up") {
+TEST_CASE("init returns although more events came meanwhile than are kept: it reads the lost ones from the list") {
   World world;
   const auto statuses = world.run_bare(3, [](int rank) {
     if (rank == 0) {

@@ -129,7 +129,7 @@ TEST_CASE("With two workers of one name all learn it at once, and meet at once w
     }
 }
 
-TEST_CASE("Workers that come when all others have given up are told, and other processes meet there at once") {
+TEST_CASE("Workers that come when all others have given up get the error, and other processes meet there at once") {
   World world;
   const auto statuses = world.run_bare(5, [](int rank) {
     await_all(5);
@@ -169,7 +169,7 @@ TEST_CASE("With all workers of one name all learn it") {
   for (int rank = 1; rank < 6; ++rank) CHECK(words().numbers[told + rank] == words().numbers[told]);
 }
 
-TEST_CASE("With two workers of one name nobody waits, although another worker is killed meanwhile") {
+TEST_CASE("With two workers of one name no worker waits, although another one is killed meanwhile") {
   for (int round = 0; round < 12; ++round) {
     CAPTURE(round);
     World world;
@@ -191,7 +191,7 @@ TEST_CASE("With two workers of one name nobody waits, although another worker is
   }
 }
 
-TEST_CASE("A worker's death before the world is complete is told to those that come later, too") {
+TEST_CASE("Workers that come later hear of a death before the world was complete, too") {
   World world;
   const auto statuses = world.run_bare(3, [](int rank) {
     if (rank == 1)

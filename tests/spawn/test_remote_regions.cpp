@@ -144,7 +144,7 @@ TEST_CASE("A region that may be read only can be read where it comes, and not be
 }
 
 TEST_CASE(
-    "A region that nobody takes is nobody's: without such a function, with wrong arguments, with a killed callee") {
+    "A region that no callee takes is released: without such a function, with wrong arguments, with a killed callee") {
   World world;
   broker_socket = world.broker.socket();
   const auto statuses = world.run_bare(2, [](int rank) {
@@ -172,7 +172,7 @@ TEST_CASE(
   CHECK(statuses == std::vector<int>{0, 128 + SIGKILL});
 }
 
-TEST_CASE("Regions and pools find the broker of the world where only init is told its socket") {
+TEST_CASE("Regions and pools find the broker of the world where only init has its socket") {
   World world;
   broker_socket = world.broker.socket();
   const auto statuses = world.run_bare(2, [](int rank) {

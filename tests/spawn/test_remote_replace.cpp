@@ -135,7 +135,7 @@ TEST_CASE("A killed worker's successor gets the calls from then on, and nothing 
   }
 }
 
-TEST_CASE("Of two that come for one place at once one gets it, and the other is told that it is taken") {
+TEST_CASE("Of two that come for one place at once one gets it, and the other hears that it is taken") {
   World world;
   const auto statuses = world.run_bare(4, [](int rank) {
     if (rank < 2) join(rank, 2);

@@ -193,7 +193,7 @@ TEST_CASE("When threads have taken all slots of a size, regions serve, and what 
       2);
 }
 
-TEST_CASE("Threads that call while their worker leaves the world and comes back are answered, or told") {
+TEST_CASE("Threads that call while their worker leaves the world and comes back get an answer, or an error") {
   constexpr int kWorlds = kSlow ? 3 : 6;
   for (const bool graceful : {true, false}) {
     CAPTURE(graceful);

@@ -246,7 +246,7 @@ TEST_CASE("A worker that cannot have its threads is no worker") {
   CHECK(statuses == std::vector<int>{0});
 }
 
-TEST_CASE("A child that returns from the function which forked it serves nobody") {
+TEST_CASE("A child that returns from the function which forked it serves no worker") {
   for (const unsigned threads : {0U, 2U}) {
     // The child of a thread ends with that thread, by exit: the sanitizer looks for what the threads that are not there
     // referred to. TSan follows no process that forks with threads.

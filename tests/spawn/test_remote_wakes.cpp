@@ -112,7 +112,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("A worker hears of a death that was told while a message lay there, which it reads first") {
+TEST_CASE("A worker reads a message that lies there before it hears of a death") {
   World world;
   const auto statuses = world.run_bare(3, [](int rank) {
     join(rank, 3);

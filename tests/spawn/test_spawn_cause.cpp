@@ -162,7 +162,7 @@ TEST_CASE("cause: a rank that learns of the failed rank's end from a remote call
   });
 }
 
-TEST_CASE("cause: deaths that the supervisor sees all at once are told in the order in which they happened") {
+TEST_CASE("cause: deaths that the supervisor sees all at once are reported in the order in which they happened") {
   for (const StartMethod method : kMethods) {
     CAPTURE(std::string(name_of(method)));
     Witness witness;

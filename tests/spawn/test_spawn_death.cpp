@@ -247,7 +247,8 @@ TEST_CASE("what a forked rank throws through the C entry ends that rank, and no 
 }
 
 // Whether the second one had begun to end the tree before its own death cannot be told from here, and need not.
-TEST_CASE("guard and supervisor killed at once: the ranks go by their parent-death signal, and the parent is told") {
+TEST_CASE(
+    "guard and supervisor killed at once: the ranks end by their parent-death signal, and the parent hears of it") {
   for (const StartMethod method : kMethods) {
     CAPTURE(name_of(method));
     Witness witness;

@@ -116,7 +116,7 @@ TEST_CASE("a broker that does not answer delays no revoke of tickets, and gets a
   CHECK(session.stat(region.id()).tickets == 0);
 }
 
-TEST_CASE("a rank that lends a region to its parent waits for its supervisor no longer than it was told to") {
+TEST_CASE("a rank that lends a region to its parent waits for its supervisor until the deadline at most") {
   harness::BrokerFixture broker;
   REQUIRE(broker.running());
   auto parent = harness::Child::run([&]() -> int {
@@ -367,7 +367,7 @@ TEST_CASE("what the user has set of torchrun's variables stays as it is, and one
   if (kept) ::setenv("OMP_NUM_THREADS", kept->c_str(), 1);
 }
 
-TEST_CASE("commands are ranks: success is exit status 0, and their output goes where it was told to") {
+TEST_CASE("commands are ranks: success is exit status 0, and their output goes to the chosen place") {
   const harness::TempDir folder;
   auto options = ranks_of(StartMethod::spawn, 2);
   options.program.clear();
@@ -436,7 +436,7 @@ TEST_CASE("a rank that waits for one that dies or ends learns which one, and doe
     }
 }
 
-TEST_CASE("a call that nobody joins before its deadline fails, and does not count in the next one") {
+TEST_CASE("a call that no other rank joins before its deadline fails, and does not count in the next one") {
   for (const StartMethod method : kMethods) {
     CAPTURE(name_of(method));
     auto context = spawn("come_too_early", ranks_of(method, 2));
@@ -445,7 +445,7 @@ TEST_CASE("a call that nobody joins before its deadline fails, and does not coun
   }
 }
 
-TEST_CASE("the store is bounded, and what is refused harms nobody") {
+TEST_CASE("the store is bounded, and a refusal harms no other rank") {
   auto context = spawn("bounds", ranks_of(StartMethod::spawn, 1));
   CHECK(context.result<std::string>(0) == "ok invalid invalid ok limit limit invalid invalid invalid deadline ok ");
 }

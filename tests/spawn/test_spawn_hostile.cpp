@@ -130,7 +130,7 @@ TEST_CASE("a forked rank prints its own and not again what its parent had begun"
   CHECK(count(text_of(own), "line of ") == 2);
 }
 
-TEST_CASE("a reader of the output that has gone, or that reads nothing, holds nobody up") {
+TEST_CASE("a reader of the output that has gone, or that reads nothing, delays no rank") {
   for (const bool gone : {true, false}) {
     CAPTURE(gone);
     int ends[2];
@@ -158,7 +158,7 @@ TEST_CASE("fork needs no command, and arguments of any start method may be long"
   }
 }
 
-TEST_CASE("a rank can fill neither the calls nor the values that wait, and a late wait is not for nobody") {
+TEST_CASE("a rank cannot fill the calls and values that wait, and a late wait is answered") {
   using shmb::spawn::Op;
   std::map<shmb::Status, int> answers;
   shmb::spawn::Store store(
@@ -271,11 +271,11 @@ TEST_CASE("the supervisor is stopped and the parent dies: the ranks end all the 
   CHECK(witness.all_gone());
 }
 
-TEST_CASE("a child that a rank forks while its threads ask is told that it is no rank") {
+TEST_CASE("a child that a rank forks while its threads ask gets the error that it is no rank") {
   CHECK(spawn("fork_while_asking", ranks_of(StartMethod::spawn, 1)).join());
 }
 
-TEST_CASE("a parent without a free descriptor is told what became of its ranks") {
+TEST_CASE("a parent without a free descriptor hears what became of its ranks") {
   for (const bool good : {true, false}) {
     CAPTURE(good);
     auto parent = child_of([&] {
@@ -329,7 +329,7 @@ TEST_CASE("times that never end are no times that have passed") {
   CHECK(context.failures()[1].exit_code == 5);
 }
 
-TEST_CASE("the limit of open files is the ranks' own again, and one that is too small is told") {
+TEST_CASE("ranks get the parent's limit of open files, and a limit that is too small is refused") {
   auto parent = child_of([] {
     rlimit limit{};
     ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -375,6 +375,6 @@ TEST_CASE(
   CHECK(*context.try_join() == RanksState::failed);
 }
 
-TEST_CASE("bare bytes that a program in another language broadcasts are no value, and that is told") {
+TEST_CASE("bare bytes that a program in another language broadcasts are no value, and the error says so") {
   CHECK(spawn("broadcast_bare", ranks_of(StartMethod::spawn, 2)).join());
 }

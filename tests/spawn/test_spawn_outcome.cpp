@@ -139,7 +139,7 @@ TEST_CASE("38: the exception of a rank that has exited, or died of a signal, sur
   });
 }
 
-TEST_CASE("whether memory was dumped is told as the kernel tells it") {
+TEST_CASE("the outcome says whether memory was dumped, as the kernel does") {
   const harness::TempDir folder;
   auto child = ::fork();
   if (child == 0) {
@@ -545,7 +545,7 @@ TEST_CASE("what cannot be started is refused with a sentence, and nothing is lef
   CHECK(refusal(options).find("SHMBROKER_SPAWNER=/nonexistent/spawner: No such file") == 0);
 }
 
-TEST_CASE("a parent whose own environment is too large for the kernel is told so, and nothing is left") {
+TEST_CASE("a parent whose environment is too large for the kernel gets an error, and nothing is left") {
   auto parent = harness::Child::run([]() -> int {
     // More than one quarter of the stack's limit has room for (execve(2)).
     rlimit stack{};

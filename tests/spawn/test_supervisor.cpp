@@ -421,7 +421,7 @@ TEST_CASE("a process that was stopped acts on the ending signal, long before it 
   }
 }
 
-TEST_CASE("a process that was forked while the ending signal went round is told too, also a stopped one") {
+TEST_CASE("a process that was forked while the ending signal went round ends too, also a stopped one") {
   for (const bool stopped : {false, true}) {
     CAPTURE(stopped);
     shmb::spawn::Tree tree({});

@@ -111,7 +111,7 @@ struct TinyList {
 
 }  // namespace
 
-TEST_CASE("nobody but the broker can change the directory of a pool, however it is tried") {
+TEST_CASE("only the broker can change the directory of a pool, however a client tries") {
   const harness::BrokerFixture broker;
   harness::RawClient client = harness::RawClient::connect(broker.socket());
   REQUIRE(client.hello().ok());
@@ -212,7 +212,7 @@ TEST_CASE("a hole punched into the control area is a broken pool at worst, for i
   CHECK(other->release(slot));
 }
 
-TEST_CASE("a futex word that changes without end keeps nobody beyond its deadline") {
+TEST_CASE("a futex word that changes without end delays no wait beyond its deadline") {
   const harness::BrokerFixture broker;
   auto pool = small_pool_on(session_on(broker));
   auto in = end_of(pool, "q", Kind::mpmc, true);

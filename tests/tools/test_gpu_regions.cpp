@@ -158,7 +158,7 @@ TEST_CASE("inspect shows a GPU region's facts, its holders, and the driver's ans
   stage.release(region);
 }
 
-TEST_CASE("a timeline is a host region, and told among what is of GPUs too") {
+TEST_CASE("a timeline is a host region, and is listed among the GPU regions too") {
   CardStage stage;
   client::GpuTimelineRequest wish;
   wish.name = "steps";

@@ -264,7 +264,7 @@ TEST_CASE("a participant that died stays, as dead, until what it sent is read") 
   CHECK(world.empties());
 }
 
-TEST_CASE("a region and a pool of the same name are told apart") {
+TEST_CASE("a region and a pool of the same name are distinguished") {
   World world;
   REQUIRE(world.tool({"run", "true"}).status == 0);
   {

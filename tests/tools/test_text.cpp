@@ -187,7 +187,7 @@ TEST_CASE("a table is sorted by any of its columns: numbers from the largest on,
   CHECK(table.titles() == "name, size, worker");
 }
 
-TEST_CASE("what holds a region that nobody holds is said, and nothing of others") {
+TEST_CASE("the list says what holds a region without a holder, and says nothing about others") {
   shmbw_region_record record{};
   record.state = SHMBW_REGION_STATE_READY;
   CHECK(held_text(record, {}).empty());

@@ -266,7 +266,7 @@ TEST_CASE("what is not there ends with 5") {
   CHECK(world.tool({"release", "x"}).status == 0);
 }
 
-TEST_CASE("a name that is in another group is told, and the list that shows it") {
+TEST_CASE("an error about a name in another group names that group, and the list that shows it") {
   World world;
   REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "kv", "--group", "other"}).status == 0);
   for (const char* verb : {"cat", "inspect", "release"}) {
@@ -379,7 +379,7 @@ TEST_CASE("an empty table that was asked for says so, to people alone") {
   CHECK(std::ranges::count(world.tool({"list"}).out, '\n') == 1);
 }
 
-TEST_CASE("a put that is told to end leaves the whole file or nothing") {
+TEST_CASE("a put that gets a signal to end leaves the whole file or nothing") {
   World world;
   const std::string file = world.file("f", "x");
   REQUIRE(::truncate(file.c_str(), 128 << 20) == 0);

@@ -218,7 +218,7 @@ TEST_CASE("a replayed message is a second request, and a second HELLO changes no
   });
 }
 
-TEST_CASE("a client of another protocol version is told both versions and then dropped") {
+TEST_CASE("a client of another protocol version gets both versions and is then dropped") {
   on_each_engine({}, [](BrokerFixture& broker) {
     for (auto [least, most] : {std::pair{2, 9}, {0, 0}, {5, 2}, {65535, 65535}, {2, 0}}) {
       CAPTURE(least);

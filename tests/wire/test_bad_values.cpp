@@ -336,7 +336,7 @@ TEST_CASE("rights that are not there cannot be taken, given on or used") {
   });
 }
 
-TEST_CASE("an identity that is none, of another generation or of another session is told so") {
+TEST_CASE("an identity that is none, of another generation or of another session gets its own error") {
   on_each_engine({}, [](BrokerFixture& broker) {
     RawClient client = greeted(broker);
     auto region = create_region(client, 4096, "thing").region;

@@ -291,7 +291,7 @@ TEST_CASE("an accept that fails for lack of a resource is retried, and no waitin
   }
 }
 
-TEST_CASE("each connection over its user's limit is told so, though those told before stay open") {
+TEST_CASE("each connection over its user's limit is refused, though those refused before stay open") {
   BrokerOptions options;
   options.config = "[limits]\nuid_sessions = 4\n";
   on_each_engine(options, [](BrokerFixture& broker) {

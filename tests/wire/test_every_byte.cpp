@@ -193,7 +193,7 @@ TEST_CASE("each request of the protocol has a valid packet in some stage") {
 #undef X
 }
 
-TEST_CASE("every length and every changed byte of every request is answered or dropped, and nobody else notices") {
+TEST_CASE("every length and every changed byte of every request is answered or dropped, and no other client notices") {
   const auto engines = harness::engines();
   for (std::size_t number = 0; number < engines.size(); ++number) {
     SUBCASE(engines[number].c_str()) {

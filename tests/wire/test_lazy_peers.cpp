@@ -65,7 +65,7 @@ std::uint32_t in_flight(const BrokerFixture& broker) {
 
 }  // namespace
 
-TEST_CASE("a peer that sends without reading is not read, gets every answer once it reads, and delays nobody") {
+TEST_CASE("a peer that sends without reading is not read, gets every answer once it reads, and delays no other") {
   on_each_engine({}, [](BrokerFixture& broker) {
     Bystander bystander(broker.socket());
     REQUIRE(bystander.goes_on());
@@ -140,7 +140,7 @@ TEST_CASE("what a peer sent before it closed counts, also when it leaves an answ
   });
 }
 
-TEST_CASE("a hundred lazy peers at once delay nobody, and their end leaves nothing") {
+TEST_CASE("a hundred lazy peers at once delay no other peer, and their end leaves nothing") {
   on_each_engine({}, [](BrokerFixture& broker) {
     Bystander bystander(broker.socket());
     REQUIRE(bystander.goes_on());
@@ -280,7 +280,7 @@ std::uint64_t gap_after_300(const BrokerFixture& broker) {
 
 }  // namespace
 
-TEST_CASE("a gap that the kernel has no memory for is told later, not forgotten") {
+TEST_CASE("a gap that the kernel has no memory for is sent later, not forgotten") {
   for (const std::string& engine : harness::engines()) {
     INFO("engine: ", engine);
     BrokerOptions options;
@@ -309,7 +309,7 @@ TEST_CASE("a gap that the kernel has no memory for is told later, not forgotten"
   }
 }
 
-TEST_CASE("unread replies under half of the allowance disconnect nobody, however old they are") {
+TEST_CASE("unread replies under half of the allowance disconnect no peer, however old they are") {
   BrokerOptions options;
   options.config = "unread_timeout = \"20ms\"\ndescriptors = 512\n";
   on_each_engine(options, [](BrokerFixture& broker) {

@@ -72,7 +72,7 @@ const std::string kUid = std::to_string(::getuid());
 
 }  // namespace
 
-TEST_CASE("bytes are limited per host, uid and group, each told with its own key") {
+TEST_CASE("bytes are limited per host, uid and group, and each refusal names its key") {
   BrokerOptions options;
   options.config =
       "[limits]\nbytes = \"1M\"\nuid_bytes = \"512K\"\ngroup_bytes = \"256K\"\n[limits.group.small]\nbytes = \"64K\"\n";

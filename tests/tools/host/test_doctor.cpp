@@ -54,7 +54,7 @@ TEST_CASE("a host that lacks nothing has no warning") {
   }
 }
 
-TEST_CASE("/dev/shm is told when it is absent, read-only, nearly full, or holds what looks lost") {
+TEST_CASE("/dev/shm is reported when it is absent, read-only, nearly full, or holds objects that look lost") {
   LaidOut host;
   CHECK(host.check("/dev/shm").level == Level::ok);
   host.inventory.mounts[0].used = 900ULL << 20;
@@ -82,7 +82,7 @@ TEST_CASE("a container with Docker's 64 MiB is warned of") {
   CHECK(host.check("container").level == Level::warning);
 }
 
-TEST_CASE("RemoveIPC is a warning for ordinary users where logind runs and was not told otherwise") {
+TEST_CASE("RemoveIPC is a warning for ordinary users where logind runs with its default") {
   LaidOut host;
   CHECK(host.check("RemoveIPC").level == Level::ok);
   host.file("/run/systemd/seats/seat0", "");
@@ -186,7 +186,7 @@ TEST_CASE("a limit is lifted by the shell up to the hard limit, and by root beyo
   CHECK(host.check("memlock").advice == "ulimit -l unlimited");
 }
 
-TEST_CASE("a cgroup near its limit is told with what is shared memory of it, and how its manager lifts the limit") {
+TEST_CASE("a cgroup near its limit is reported with its share of shared memory, and how its manager lifts the limit") {
   LaidOut host;
   const auto limited = [&](const std::string& cgroup) {
     host.file("/proc/self/cgroup", "0::" + cgroup + "\n");
@@ -210,7 +210,7 @@ TEST_CASE("a cgroup near its limit is told with what is shared memory of it, and
   CHECK(host.check("cgroup").level == Level::ok);
 }
 
-TEST_CASE("limits and switches of the kernel are told with the command that changes them") {
+TEST_CASE("limits and switches of the kernel are reported with the command that changes them") {
   LaidOut host;
   host.probes.locked_memory = {8 << 20, 8 << 20, false};
   CHECK(host.check("memlock").level == Level::info);

@@ -98,7 +98,7 @@ TEST_CASE("a glob matches within a folder, and gives the creator's number") {
   CHECK_FALSE(glob_matches("torch_{pid}_*", "torch_99999999999_1", pid));
 }
 
-TEST_CASE("the patterns that come with the tool are whole, and those of users are told by line where they are wrong") {
+TEST_CASE("the patterns that come with the tool are valid, and wrong ones of users are reported by line") {
   std::vector<std::string> notes;
   CHECK(Patterns::load(notes).has_value());
   const auto sentence = [](const char* text) {

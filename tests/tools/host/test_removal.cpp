@@ -74,7 +74,7 @@ void hold_mapped(const std::string& path, int open_flags, int protection, int ma
 
 }  // namespace
 
-TEST_CASE("a file that nobody holds is removed, and its memory counted") {
+TEST_CASE("a file that no process holds is removed, and its memory counted") {
   Plot plot;
   const std::string path = plot.file(plot.own("a"), 3);
   const host::Removal removal = remove_one(path, at_once());
@@ -215,7 +215,7 @@ TEST_CASE("all names of a file go together, and none where one was not found") {
   ::unlink(fourth.c_str());
 }
 
-TEST_CASE("a SysV segment goes only while nobody is attached") {
+TEST_CASE("a SysV segment goes only while no process is attached") {
   const int shmid = ::shmget(IPC_PRIVATE, 8192, IPC_CREAT | 0600);
   REQUIRE(shmid >= 0);
   void* memory = ::shmat(shmid, nullptr, 0);
@@ -390,7 +390,7 @@ TEST_CASE("an opener that comes at any step of a removal gets the whole file, wh
   }
 }
 
-TEST_CASE("lost files go and live ones stay, whoever opens them meanwhile, round after round") {
+TEST_CASE("lost files go and live ones stay, whichever process opens them meanwhile, round after round") {
   const char* wanted = std::getenv("SHMB_GC_ROUNDS");
   const int rounds = wanted != nullptr ? std::atoi(wanted) : 2;
   constexpr int kFiles = 60, kOpeners = 3;
