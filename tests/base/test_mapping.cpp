@@ -46,7 +46,7 @@ std::size_t address_space_pages() {
 
 }  // namespace
 
-TEST_CASE("what is written through one mapping is read through another") {
+TEST_CASE("a store through one mapping is visible through another") {
   const Fd fd = memory_file(kSmallPage);
   auto writer = Mapping::map(fd.get(), 0, kSmallPage, Access::read_write);
   auto reader = Mapping::map(fd.get(), 0, kSmallPage, Access::read);

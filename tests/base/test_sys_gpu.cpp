@@ -86,7 +86,7 @@ TEST_CASE("a GPU is found by its PCI address in each of the forms that the drive
   CHECK(error_of(sys::gpu_information("0000:c2:00.0")) == ENOENT);
 }
 
-TEST_CASE("what is no PCI address is refused before any file is looked at") {
+TEST_CASE("text that is no PCI address is refused before any file is opened") {
   GpuFolder folder;
   for (const char* pci : {"", "..", "0000:c1:00", "0000:c1:00.0/..", "0000/c1:00.0", "../../etc/p", "10000000:c1:00.0"})
     CHECK(error_of(sys::gpu_information(pci)) == EINVAL);

@@ -48,7 +48,7 @@ TEST_CASE("sizes are read exactly") {
   }
 }
 
-TEST_CASE("what is no size is refused with a sentence that quotes it") {
+TEST_CASE("text that is no size is refused with a sentence that quotes it") {
   for (const char* text : {"",
                            " ",
                            "K",
@@ -123,7 +123,7 @@ TEST_CASE("durations are read exactly") {
   }
 }
 
-TEST_CASE("what is no duration is refused with a sentence that quotes it") {
+TEST_CASE("text that is no duration is refused with a sentence that quotes it") {
   for (const char* text : {"", "10", "-1s", "-1", "s", "10 seconds", "1h30m", "1.s", "10S", "1e3s", "0x1s", "forever!",
                            "9223372036854775808ns", "106752d", "99999999999999999999s", "FOREVER"}) {
     CAPTURE(text);

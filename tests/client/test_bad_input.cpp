@@ -185,7 +185,7 @@ TEST_CASE("a closed queue refuses senders and openings, and its readers get CLOS
   }
 }
 
-TEST_CASE("a deadline that has passed means one look: what is there is had, else it is DEADLINE at once") {
+TEST_CASE("after its deadline a call looks once: it takes what is there, or returns DEADLINE at once") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 1)));

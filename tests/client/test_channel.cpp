@@ -308,7 +308,7 @@ TEST_CASE("end of file and a broken protocol lose the session for all waiters, w
   CHECK(status_of(peer.channel.next_event(Deadline::after(kForever))) == Status::session_lost);
 }
 
-TEST_CASE("what is taken in while the session is lost is not put into an answer that was said to have come") {
+TEST_CASE("a packet that is read while the session is lost does not change an answer that was reported") {
   bool met = false;
   for (int round = 0; round < 500 && !met; ++round) {
     Peer peer;
@@ -694,7 +694,7 @@ bool ready_now(int fd, int milliseconds = 0) {
 
 }  // namespace
 
-TEST_CASE("what a full socket has left behind goes when there is room, while a caller waits for something else") {
+TEST_CASE("packets that a full socket refused go when there is room, while a caller waits for something else") {
   Peer peer;
   const int posted = fill(peer.channel);
   std::thread reads([&] {
@@ -787,7 +787,7 @@ TEST_CASE("an event loop beside a thread that waits already is quiet once the pa
   waits.join();
 }
 
-TEST_CASE("what the kernel had no memory for is sent later, also by an event loop") {
+TEST_CASE("a packet that the kernel had no memory for is sent later, also by an event loop") {
   namespace fault = shmb::fault;
   Peer peer;
   const int fd = must(peer.channel.event_descriptor());
@@ -823,7 +823,7 @@ TEST_CASE("a group is left when the broker says so, whether or not a thread stil
                  shmbw_group_leave_reply{now_in});
     peer.give(writer.finish(0));
   };
-  SUBCASE("its caller is told") {
+  SUBCASE("its caller gets the answer") {
     std::thread answers([&] { answer(5); });
     CHECK(leave(6, 20'000'000'000).has_value());
     answers.join();

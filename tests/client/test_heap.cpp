@@ -185,7 +185,7 @@ int trials() {
 
 }  // namespace
 
-TEST_CASE("what one session constructs in a heap another finds, at other addresses") {
+TEST_CASE("an object that one session constructs in a heap is found by another, at another address") {
   const Team team;
   const auto other_session = team.member();
   const auto here = Heap::create(team.session, "h", 1 << 20);

@@ -243,7 +243,7 @@ TEST_CASE("impossible claim words are reported as broken, and impossible message
     word = UINT64_MAX;
     CHECK(lane.sender->room() == Room::broken);
   }
-  SUBCASE("a sender: what is not done is never let go") {
+  SUBCASE("a sender: a message that is not done keeps its slot") {
     const std::uint32_t slot = must_acquire(lane.writer, lane.memory);
     send_slot(lane.writer, *lane.sender, slot);
     lane.writer.drop(slot);

@@ -177,7 +177,7 @@ TEST_CASE("the broker survives the killing of its starter's whole process group 
   ::close(ends[1]);
 }
 
-TEST_CASE("what is started inherits nothing: descriptors, signals, environment, directory, limits, session") {
+TEST_CASE("a started broker inherits nothing: descriptors, signals, environment, directory, limits, session") {
   LaunchWorld world;
   const std::string told = world.folder.file("told");
   const std::string program = world.folder.file("probe.sh");

@@ -49,7 +49,7 @@ TEST_CASE("a local region is created, inherited, published and passed by descrip
   CHECK(reader->data()[1] == std::byte{'R'});
 }
 
-TEST_CASE("what only a broker can do is refused by name") {
+TEST_CASE("calls that need a broker are refused by name") {
   auto session = must(Session::local("test"));
   CHECK(status_of(create_region(session, named("kv", 4096))) == Status::local_only);
   CHECK(status_of(attach_region(session, at("kv"))) == Status::local_only);

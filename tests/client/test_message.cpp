@@ -183,7 +183,7 @@ TEST_CASE("twenty thousand parts are one message, and it survives the death of i
   CHECK(status_of(in->receive(message, true, kForever)) == Status::peer_gone);
 }
 
-TEST_CASE("what was kept stays as it was while its writer goes on, what was borrowed holds its cell") {
+TEST_CASE("a kept message stays unchanged while its writer goes on, and a borrowed one holds its cell") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 8)));
@@ -385,7 +385,7 @@ TEST_CASE("a region that its sender has attached again is held again by the mess
   CHECK(message.part(0).status == Status::ok);
 }
 
-TEST_CASE("what a message names stays held while its sender asks for the rest and another thread sends") {
+TEST_CASE("the regions of a message stay held while its sender asks for more and another thread sends") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 4096, 4)));  // the list needs no region to lie in

@@ -387,7 +387,7 @@ TEST_CASE("threads that open a pool and close it again never meet a refusal") {
   CHECK(refused == 0);
 }
 
-TEST_CASE("what a killed process held is free again, and a process that comes back finds the pool as it was") {
+TEST_CASE("slots of a killed process are free again, and a process that comes back finds the pool unchanged") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 2)));

@@ -447,7 +447,7 @@ TEST_CASE("an at-least-once message that its reader gives back, or dies with, is
   CHECK(status_of(message.give_back()) == Status::invalid);
 }
 
-TEST_CASE("what another reader has claimed of a writer that is gone is waited for, and comes if that reader dies") {
+TEST_CASE("a departed writer's message that another reader claimed is waited for, and comes if that reader dies") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 300, 4)));

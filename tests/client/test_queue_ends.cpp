@@ -67,7 +67,7 @@ TEST_CASE("a reader that comes after the shutdown takes what a mpmc queue has le
   CHECK(refused.error().sentence.find("nothing is left") != std::string::npos);
 }
 
-TEST_CASE("what a closed mpmc queue has left is for readers alone, and goes once its name is removed") {
+TEST_CASE("messages left in a closed mpmc queue are for readers only, and go once its name is removed") {
   Two two(slots_of("p", 64, 2));
   auto out = writer(two.pool, "q", Kind::mpmc);
   must(out->send(bytes_of("left"), kNoWait));

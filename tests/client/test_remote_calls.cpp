@@ -112,7 +112,7 @@ TEST_CASE("events that were lost in a flood are one gap, and the lists say what 
   CHECK(must(list_references(*couple.owner, {}, in_time())).rows.empty());
 }
 
-TEST_CASE("a worker that leaves is heard of, and what it says afterwards is refused") {
+TEST_CASE("the others hear of a worker that leaves, and its later messages are refused") {
   BrokerFixture broker(harness::BrokerOptions{});
   REQUIRE_MESSAGE(broker.running(), broker.log());
   Couple couple(broker);

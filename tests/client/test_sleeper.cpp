@@ -60,7 +60,7 @@ TEST_CASE("a message without a wake is found by the next look for rescue, and ne
   pair.check_awake();
 }
 
-TEST_CASE("what a look finds wrong ends the wait with its sentence") {
+TEST_CASE("an error that a look finds ends the wait with its sentence") {
   Pair pair;
   Sleeper& sleeper = pair.one.sleeper();
   sleeper.set_spin(0);
@@ -139,7 +139,7 @@ TEST_CASE("a wait that the kernel refuses is a sentence") {
   pair.check_awake();
 }
 
-TEST_CASE("what is published between the announcement and the sleep is seen") {
+TEST_CASE("a message that is published between the announcement and the sleep is seen") {
   Pair pair;
   bool there = false;
   pair.one.sleeper().set_spin(0);

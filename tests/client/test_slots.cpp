@@ -232,7 +232,7 @@ TEST_CASE("a slot that a reader gives back last is found by a search that had se
   CHECK(must_acquire(searcher, memory) == second);
 }
 
-TEST_CASE("what a search learned of slots of one size does not hide those of another in the same group") {
+TEST_CASE("a search for slots of one size does not hide those of another in the same group") {
   PoolMemory memory(65);
   Participant holder(memory.view(), 0, 1), searcher(memory.view(), 1, 1);
   const SlotRange small{0, 10}, large{10, 7}, rest{17, 47};

@@ -64,7 +64,7 @@ TEST_CASE("18, 19: what was sent arrives 3 s after its sender has ended, or was 
   CHECK(seen == (std::uint64_t{1} << senders) - 1);
 }
 
-TEST_CASE("20: what a killed receiver had not read yet is free when its sender lets go") {
+TEST_CASE("20: messages that a killed receiver had not read are freed when their sender releases them") {
   const harness::BrokerFixture broker;
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {
@@ -92,7 +92,7 @@ TEST_CASE("20: what a killed receiver had not read yet is free when its sender l
   CHECK(broker.books() == "");
 }
 
-TEST_CASE("21: what a killed receiver held is free when its sender lets go") {
+TEST_CASE("21: objects that a killed receiver held are freed when their sender releases them") {
   const harness::BrokerFixture broker;
   EACH_STRATEGY(strategy)
   for (const StartMethod method : kStartMethods) {

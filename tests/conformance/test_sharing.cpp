@@ -35,7 +35,7 @@ int tenth_free_descriptor() {
 
 }  // namespace
 
-TEST_CASE("1: what takes part leaves no object; the check sees one that is held") {
+TEST_CASE("1: a session leaves no object; the check sees one that is held") {
   const harness::BrokerFixture broker;
   EACH_STRATEGY(strategy) {
     CAPTURE(strategy);
@@ -133,7 +133,7 @@ TEST_CASE("4: a tensor that comes twice is one storage at one address") {
     }
 }
 
-TEST_CASE("5: what a process sends to itself is the storage that it has") {
+TEST_CASE("5: a message from a process to itself gives the storage that it already has") {
   const harness::BrokerFixture broker;
   EACH_STRATEGY(strategy)
   for (int i = 0; i < 30; ++i) {

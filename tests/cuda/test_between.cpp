@@ -37,7 +37,7 @@ TEST_CASE("a DLPack tensor that is asked for while its region falls asleep is re
   CHECK(device.all(region.pointer(), kMiB) == 0);
 }
 
-TEST_CASE("what the broker tells of a region while it is being imported or published is not lost") {
+TEST_CASE("an event about a region during its import or publication is not lost") {
   const harness::BrokerFixture broker(gpu_broker());
   auto maker = session_on(broker.socket()), session = session_on(broker.socket());
   auto inside = client_tests::must(client_tests::try_open(broker.socket()));

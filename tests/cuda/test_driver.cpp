@@ -87,7 +87,7 @@ TEST_CASE("driver: without a visible device it says where to look, and a later l
         }).wait() == 0);
 }
 
-TEST_CASE("driver: what cuInit says otherwise has a code of ours") {
+TEST_CASE("driver: each other failure of cuInit has its status") {
   const std::pair<const char*, Status> answers[] = {{"802", Status::driver_failed},  {"803", Status::driver_failed},
                                                     {"804", Status::driver_too_old}, {"999", Status::driver_failed},
                                                     {"46", Status::not_permitted},   {"805", Status::mps},
@@ -254,7 +254,7 @@ TEST_CASE("context: one that was reset under the caller is left for the primary 
         }) == 0);
 }
 
-TEST_CASE("context: what any device may do is done where a primary context is already, the current device first") {
+TEST_CASE("context: work for any device uses one with a primary context, the current device first") {
   CHECK(fakecuda::holds(fake(), [] {
           const auto loaded = cuda::Driver::load();
           NEED(loaded.has_value());

@@ -112,7 +112,7 @@ TEST_CASE("a lost device is reported to the broker, which notifies all holders o
   CHECK(status_of(gpu::Region::try_import(other, region.id())) == Status::device_lost);
 }
 
-TEST_CASE("what was published and is no memory is found at the first import, and then refused to all") {
+TEST_CASE("a published export that is no memory is found at the first import, and then refused to all") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   Device device;
@@ -200,7 +200,7 @@ TEST_CASE("a device whose node the broker cannot hold open refuses the publicati
   CHECK(region.access() == gpu::Access::read_write);
 }
 
-TEST_CASE("what this device cannot do is refused before anything is tried") {
+TEST_CASE("operations that this device cannot do are refused before any is tried") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);

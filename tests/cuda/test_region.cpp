@@ -70,7 +70,7 @@ TEST_CASE("an allocated region is zeroed, rounded and gone with its handle") {
   CHECK(status_of(gpu::Region::try_allocate(session, 0)) == Status::invalid);
 }
 
-TEST_CASE("what is published is imported by name, identity and ticket, with its tensors") {
+TEST_CASE("a published region is imported by name, identity and ticket, with its tensors") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());

@@ -253,7 +253,7 @@ TEST_CASE("timelines leave nothing behind in the driver, also where a call fails
         }).wait() == 0);
 }
 
-TEST_CASE("what was registered is given back also where no context is current any more") {
+TEST_CASE("registered memory is unregistered also where no context is current any more") {
   const Meeting meeting;
   CHECK(Child::run([&] {
           auto session = meeting.member();

@@ -378,7 +378,7 @@ TEST_CASE("a user that may have more than others has groups that may") {
   CHECK(make("follows", 80 * page) == Status::ok);
 }
 
-TEST_CASE("what is not there and what is another's get the same answer: what was asked for, and where to look") {
+TEST_CASE("an absent object and another user's get the same answer: its name, and where to look") {
   World world(system_config());
   Client owner = world.client(1000), asker = world.client(2000);
   const std::uint64_t group = owner.make_group({.name = "there"}).fixed<shmbw_group_create_reply>().group;

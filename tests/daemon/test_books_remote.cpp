@@ -462,7 +462,7 @@ TEST_CASE("the owner gives the first fork away, passes on without one, and books
   CHECK(again.reply.fork.counter > made.reply.fork.counter);
 }
 
-TEST_CASE("what cannot be booked is refused with what is wrong") {
+TEST_CASE("a reference that cannot be booked is refused with the reason") {
   World world;
   Workers workers(world, 2);
   CHECK(create_ref(workers[0], 2).status == Status::invalid);
@@ -514,7 +514,7 @@ TEST_CASE("only a worker of the world can name its pool, and the first one named
   CHECK(workers[0].rows<shmbw_world_record>(SHMBW_TABLE_WORLDS)[0].pool == pools[1]);
 }
 
-TEST_CASE("the successor of a dead worker is another life: what the dead one owned stays lost, its counter continues") {
+TEST_CASE("the successor of a dead worker is another life: the dead one's values stay lost, its counter continues") {
   World world;
   Workers workers(world, 3);
   const std::uint64_t pool = meet_in_pool(workers);

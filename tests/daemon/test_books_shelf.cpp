@@ -63,7 +63,7 @@ TEST_CASE("a released region comes back to its group dirty, under a new id, with
   CHECK(row.state == SHMBW_REGION_STATE_CREATED);
 }
 
-TEST_CASE("what keeps a region off the shelf") {
+TEST_CASE("these uses keep a region off the shelf") {
   Shop shop(private_config());
   Client& client = shop.client;
   Client member = shop.world.client(1000), outside = shop.world.client(1000), foreign = shop.world.client(2000);
@@ -240,7 +240,7 @@ TEST_CASE("the region table and the descriptors are made free from the shelf, to
   }
 }
 
-TEST_CASE("what cannot be given back at once is named in the refusal, and comes") {
+TEST_CASE("a refusal names memory that is still being freed, and that memory becomes available") {
   Config config = private_config();
   config.limits.group_bytes = 600 * kMiB;
   Shop shop(config);
@@ -255,7 +255,7 @@ TEST_CASE("what cannot be given back at once is named in the refusal, and comes"
   CHECK(shop.client.create({.length = 550 * kMiB}).status == Status::ok);
 }
 
-TEST_CASE("a client's word that its pages are huge buys no long close on the broker's thread") {
+TEST_CASE("a client's report of huge pages causes no long close on the broker's thread") {
   Config config = private_config();
   config.limits.group_bytes = 600 * kMiB;
   Shop shop(config);

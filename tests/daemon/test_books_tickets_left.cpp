@@ -133,7 +133,7 @@ TEST_CASE("a user whose living sessions hold all its tickets is advised to end s
         "raise limits.uid.1000.tickets");
 }
 
-TEST_CASE("what a session still holds stays, unless it is asked for as well") {
+TEST_CASE("tickets of a living session stay, unless they are asked for as well") {
   World world(system_config());
   Client maker = world.client(), taker = world.client(), guest = world.client(2000), operator_ = world.client();
   const auto region = maker.create().ref();
@@ -180,7 +180,7 @@ TEST_CASE("a ticket that ends with another session is that session's until its e
   }
 }
 
-TEST_CASE("what was left is used up, revoked and over as other tickets are, and is counted no more then") {
+TEST_CASE("a left ticket is used up, revoked and expires as others do, and is then not counted any more") {
   World world(system_config());
   Client maker = world.client(1000), guest = world.client(2000), mate = world.client(1000);
   REQUIRE(maker.make_group({.name = "job"}).status() == Status::ok);

@@ -173,7 +173,7 @@ TEST_CASE("a share of memory is a share of the host's, and wider limits bound na
   CHECK(config.limits.group_bytes == config.limits.host_bytes);
 }
 
-TEST_CASE("what is not a key, or not a value, is refused with file and line") {
+TEST_CASE("an unknown key or a wrong value is refused with file and line") {
   refused("\n\nengin = \"epoll\"", "c.toml:3: unknown key 'engin'");
   refused("[limits]\nbites = 1", "c.toml:2: unknown key 'limits.bites'");
   refused("[limits.uid.1000]\nmemory = 1", "c.toml:2: unknown key 'limits.uid.1000.memory'");

@@ -297,7 +297,7 @@ TEST_CASE("an engine that waits for nothing comes back at its time-out") {
   }
 }
 
-TEST_CASE("the choice: what works, why, and what is never replaced in silence") {
+TEST_CASE("the choice: the engine that works, with its reason; a configured engine is never replaced in silence") {
   CHECK(choose_engine(EngineChoice::epoll)->reason == "epoll: as configured");
   harness::Injected fault(fault::Call::io_uring_setup, ENOSYS, 1, -1);
   auto automatic = choose_engine(EngineChoice::automatic);

@@ -228,7 +228,7 @@ TEST_CASE("a weight cache is kept beyond its group, and its name is shared with 
   CHECK(open_name(next, "taken").status == Status::not_found);
 }
 
-TEST_CASE("what is no pair of exports is refused, by the chunk and the side that is wrong") {
+TEST_CASE("descriptors that are no pair of exports are refused, by the chunk and the side that is wrong") {
   FakeGpus gpus;
   World world;
   Client client = gpu_client(world);

@@ -52,7 +52,7 @@ TEST_CASE("a killed user drains what it had, and only once its process is gone")
   user.forget();
 }
 
-TEST_CASE("what its owner wants back is drained also where a user dies writing or the GPU is lost meanwhile") {
+TEST_CASE("a retired region is drained also where a user dies writing or the GPU is lost meanwhile") {
   FakeGpus gpus;
   World world;
   Client owner = gpu_client(world), writer = world.client(), reader = world.client();

@@ -138,7 +138,7 @@ TEST_CASE("D1: the dead one is dead to all at once, and no participant tries to 
   CHECK(ground.view.wait(1).sleep.load() == 0);
 }
 
-TEST_CASE("D2: what the dead one claimed is there again, what others claimed stays theirs") {
+TEST_CASE("D2: messages that the dead one claimed are there again, and those of others stay theirs") {
   Ground ground;
   const std::uint32_t lane = ground.add_lane(QueueKind::mpmc, 0);
   ground.claim(lane, 0, 1, 16);

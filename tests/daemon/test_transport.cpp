@@ -102,7 +102,7 @@ TEST_CASE("packets that break the frame drop their sender and no other client") 
   }
 }
 
-TEST_CASE("what a client sent before it closed is served, also when it leaves an answer unread") {
+TEST_CASE("packets that a client sent before it closed are served, also when it leaves an answer unread") {
   ON_EACH_ENGINE {
     Room room(engine);
     RawClient client = room.greeted();
@@ -324,7 +324,7 @@ TEST_CASE("no request is served while a reply is unread, and others are served m
   }
 }
 
-TEST_CASE("what is never answered is served beside an unread answer, in its order, and nothing else is") {
+TEST_CASE("requests without an answer are served beside an unread answer, in order, and no others are") {
   ON_EACH_ENGINE {
     Room room(engine);
     RawClient lazy = room.greeted();
@@ -704,7 +704,7 @@ TEST_CASE("without SO_PEERPIDFD a pidfd counts only once HELLO's start time has 
   }
 }
 
-TEST_CASE("what the kernel will not say of a peer is unknown, never a reason to refuse") {
+TEST_CASE("a fact that the kernel does not give about a peer is unknown, never a reason to refuse") {
   ON_EACH_ENGINE {
     harness::Injected fault(fault::Call::peer_pidfd, EMFILE, 1, -1);
     fault::inject(fault::Call::pidfd_open, EMFILE, 1, -1);

@@ -105,7 +105,7 @@ TEST_CASE("time that was not asked for is not saved up") {
   CHECK(std::ranges::count(hall.order, 'h') >= 49);
 }
 
-TEST_CASE("what has left is not served, also when it leaves in a turn of its own or of another's") {
+TEST_CASE("a process that has left is not served, also when it leaves in its turn or in another's") {
   Hall hall;
   auto one = std::make_unique<Asker>(hall.turns, hall.turns.join(1, 1), 'a', 10, hall.time, hall.order);
   one->ask(10);

@@ -26,7 +26,7 @@ shmbroker::CreateOptions called(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("what one process writes, others in other groups read: by ticket, by name and by id") {
+TEST_CASE("processes in other groups read a region that one writes: by ticket, by name and by id") {
   in_every_world([](World& world) {
     Shared<PathFacts> facts;
     Gate written, done;

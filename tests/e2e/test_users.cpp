@@ -257,7 +257,7 @@ TEST_CASE("100,000 ids in every likely generation and 100,000 random tickets ope
   }
 }
 
-TEST_CASE("what a user got to read cannot be widened: not by the broker, not past it") {
+TEST_CASE("a right to read cannot be widened: not through the broker, not past it") {
   if (!harness::can_change_uid()) SKIP_CASE("changing to other uids is not allowed here");
   in_every_world(
       [](World& world) {

@@ -44,7 +44,7 @@ struct CaptureStage {
 
 }  // namespace
 
-TEST_CASE("fake: what goes into a captured stream is not done, and the capture ends with a graph") {
+TEST_CASE("fake: work in a captured stream is not done, and the capture ends with a graph") {
   CHECK(holds({}, [] {
           CaptureStage it;
           NEED(it.made() && it.cu.memset8_async(it.at, 1, 64, nullptr) == kSuccess);

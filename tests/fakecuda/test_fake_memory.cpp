@@ -113,7 +113,7 @@ TEST_CASE("fake: sizes, flags, types and overlaps that the driver refuses are re
         }) == 0);
 }
 
-TEST_CASE("fake: what is no export of this card's memory is refused at import") {
+TEST_CASE("fake: a descriptor that is no export of this card's memory is refused at import") {
   CHECK(holds({}, [] {
           const Calls cu = plain_calls();
           NEED(cu.init(0) == kSuccess);

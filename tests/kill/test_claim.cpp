@@ -78,7 +78,7 @@ TEST_CASE("claim: a producer killed while it takes expired messages back has tak
                         }});
 }
 
-TEST_CASE("claim: what a killed consumer has not finished goes to another one") {
+TEST_CASE("claim: messages that a killed consumer has not finished go to another one") {
   Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));

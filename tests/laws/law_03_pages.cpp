@@ -68,7 +68,7 @@ TEST_CASE("law 3: the broker never maps a region and never gives it a page") {
   });
 }
 
-TEST_CASE("law 3: what a client populates is the client's memory, the broker's does not move") {
+TEST_CASE("law 3: pages that a client populates count as the client's memory, and the broker's does not grow") {
   on_each_engine([](BrokerFixture& broker) {
     auto session = open(broker);
     must(must(create_region(session, named("warm-up", 4 << 20)))->release(kReleaseUnname | kReleaseNoRecycle));

@@ -214,7 +214,7 @@ TEST_CASE("law 5: memory that was released in a full cgroup is used again, or gi
   });
 }
 
-TEST_CASE("law 5: what would be touched without memory behind it is refused under vm.overcommit_memory=2") {
+TEST_CASE("law 5: a region without memory behind it is refused under vm.overcommit_memory=2") {
   on_each_engine([](BrokerFixture& broker) {
     const harness::TempDir folder;
     std::ofstream(folder.file("two")) << "2\n";

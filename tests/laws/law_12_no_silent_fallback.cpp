@@ -31,7 +31,7 @@ std::uint32_t listed_kind(const std::shared_ptr<Session>& session, const Region&
 
 }  // namespace
 
-TEST_CASE("law 12: what an older kernel lacks is a loss that STATUS names, one sentence each") {
+TEST_CASE("law 12: STATUS names each feature that an older kernel lacks, in one sentence") {
   const std::map<std::string, std::vector<std::string>> lost = {
       {"5.15", {"MFD_NOEXEC_SEAL", "SO_PEERPIDFD", "SO_PASSRIGHTS", "PIDFD_INFO_EXIT", "MADV_COLLAPSE"}},
       {"6.1", {"MFD_NOEXEC_SEAL", "SO_PEERPIDFD", "SO_PASSRIGHTS", "PIDFD_INFO_EXIT"}},

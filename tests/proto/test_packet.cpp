@@ -193,7 +193,7 @@ TEST_CASE("the end of the connection differs from an empty queue, also when our 
   CHECK(reset.receive().kind == Kind::end_of_file);
 }
 
-TEST_CASE("what a peer sent before it closed is read, also when it left our own packets unread") {
+TEST_CASE("packets that a peer sent before it closed are read, also when it left our packets unread") {
   Line line;
   std::byte byte{1};
   REQUIRE(sys::send(line.ends[1].get(), std::span(&byte, 1), {}, {}, false));

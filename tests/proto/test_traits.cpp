@@ -80,7 +80,7 @@ TEST_CASE("the kinds of requests are those of PROTOCOL.md") {
            "REF_CREATE REF_FORK GPU_PUBLISH GPU_OPEN GPU_TIMELINE");
 }
 
-TEST_CASE("what undoes a request is a request") {
+TEST_CASE("the undo of a request is a known request") {
   for (const Traits& traits : kTraits)
     if (traits.undo != 0) CHECK_MESSAGE(traits_of(traits.undo).known(), traits.name);
 }

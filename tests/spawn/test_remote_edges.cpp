@@ -254,7 +254,7 @@ TEST_CASE("After the end of the world's group references and calls say so, and s
   CHECK(statuses == std::vector<int>{0, 0});
 }
 
-TEST_CASE("What a worker asked to be made is made although it dies before: others hold a reference to it") {
+TEST_CASE("A value that a worker asked for is made although it dies before: others hold a reference to it") {
   World world;
   const auto statuses = world.run_bare(3, [](int rank) {
     join(rank, 3, rank == 1 ? 1 : 0);
@@ -302,7 +302,7 @@ TEST_CASE("A caller that waits for room in the queue of a dying worker gets an e
   CHECK(statuses == std::vector<int>{0, 128 + SIGKILL});
 }
 
-TEST_CASE("What a worker asked of a value that is not there yet is done although it dies before") {
+TEST_CASE("A request about a value that is not there yet is done although its worker dies before") {
   World world;
   const auto statuses = world.run_bare(3, [](int rank) {
     join(rank, 3, rank == 1 ? 2 : 0);
@@ -347,7 +347,7 @@ TEST_CASE("A callback may leave its world, join another one and shut that down: 
   CHECK(statuses == std::vector<int>{0});
 }
 
-TEST_CASE("What a value throws while it is put away is the creation's failure, and its worker goes on") {
+TEST_CASE("An exception of a value while it is put away fails its creation, and its worker goes on") {
   World world;
   world.run(2, [](int rank) {
     if (rank != 0) return;
@@ -378,7 +378,7 @@ TEST_CASE("Functions that are registered on one line are all there") {
   });
 }
 
-TEST_CASE("What a function threw from another exception arrives with its causes, also through a third worker") {
+TEST_CASE("An exception thrown from another one arrives with its causes, also through a third worker") {
   World world;
   world.run(3, [](int rank) {
     if (rank != 0) return;

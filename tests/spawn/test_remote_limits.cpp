@@ -130,7 +130,7 @@ SHMBROKER_REMOTE_FUNCTION("sends_and_counts", sends_and_counts);
 
 }  // namespace
 
-TEST_CASE("What its receiver cannot map fails the call at once, in words, and the workers go on") {
+TEST_CASE("A payload that its receiver cannot map fails the call at once, with a sentence, and the workers go on") {
   World world;
   world.run(2, [](int rank) {
     if (rank == 1) {

@@ -163,7 +163,7 @@ TEST_CASE("A shutdown and the making of a value that calls wait for are not in e
       2, false);
 }
 
-TEST_CASE("What is answered after the shutdown leaves no session behind") {
+TEST_CASE("An answer after the shutdown leaves no session behind") {
   World world;
   const auto statuses = world.run_bare(1, [](int) {
     const auto open_files = [] {

@@ -217,7 +217,7 @@ TEST_CASE("the destructor ends daemon ranks also where their supervisor is stopp
   CHECK(witness.all_gone());
 }
 
-TEST_CASE("what a forked rank throws through the C entry ends that rank, and no copy of the program goes on") {
+TEST_CASE("an exception of a forked rank through the C entry ends that rank, and no copy of the program goes on") {
   Witness witness;
   auto parent = harness::Child::run([&]() -> int {
     witness.let_go();
@@ -328,7 +328,7 @@ TEST_CASE("48: ranks that were started from a thread outlive it") {
   }
 }
 
-TEST_CASE("what ranks leave behind when they have ended well is ended before join returns") {
+TEST_CASE("processes that ranks leave behind when they have ended well end before join returns") {
   Witness witness;
   auto options = quick(StartMethod::spawn, 1, witness);
   options.start_method = StartMethod::spawn;

@@ -173,7 +173,7 @@ TEST_CASE("pools are results, of the broker that the ranks had, whichever one th
   CHECK(broker.books() == "");
 }
 
-TEST_CASE("what results name is not looked for at a broker that has come in the place of the ranks' own") {
+TEST_CASE("objects that results name are not looked for at a broker that replaced the ranks' broker") {
   harness::BrokerFixture broker, another;
   REQUIRE(broker.running());
   REQUIRE(another.running());
@@ -342,7 +342,7 @@ TEST_CASE("the variables of torchrun are set, with the arithmetic of shards") {
   }
 }
 
-TEST_CASE("what the user has set of torchrun's variables stays as it is, and one rank has all its threads") {
+TEST_CASE("torchrun's variables that the user has set stay as they are, and one rank has all its threads") {
   const auto value_in = [](const SpawnOptions& options, const char* name) {
     return spawn("environment", options, std::string(name)).result<std::string>(0);
   };

@@ -72,7 +72,7 @@ TEST_CASE("commands are ranks that may ask each other, and spawn_child in one sa
   CHECK(spawn_command(command_of({SHMB_TEST_RANKS, "command"}, 3)).join());
 }
 
-TEST_CASE("what ranks print arrives whole, for every start method and way of output") {
+TEST_CASE("the output of ranks arrives whole, for every start method and way of output") {
   for (const StartMethod method : kMethods)
     for (const Stdio stdio : {Stdio::inherit, Stdio::null, Stdio::files, Stdio::prefix}) {
       CAPTURE(name_of(method));

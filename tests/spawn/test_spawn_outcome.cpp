@@ -54,7 +54,7 @@ TEST_CASE("29, 31: ranks that return are a success, each has its number, and res
   });
 }
 
-TEST_CASE("what becomes a plain function can be registered: a function that is noexcept, a lambda") {
+TEST_CASE("anything that converts to a plain function can be registered: a noexcept function, a lambda") {
   with_each_method([](StartMethod method) {
     CHECK(spawn("never_throws", ranks_of(method, 2)).result<int>(1) == 8);
     CHECK(spawn("lambda", ranks_of(method, 1), 5).result<int>(0) == 5);
@@ -462,7 +462,7 @@ TEST_CASE("a rank that closes all its descriptors is a failure with the reason, 
   });
 }
 
-TEST_CASE("what is thrown need not be an exception, and an unknown function or wrong arguments say what is wrong") {
+TEST_CASE("a thrown object need not be an exception, and an unknown function or wrong arguments say what is wrong") {
   with_each_method([](StartMethod method) {
     auto thrown = caught<ProcessRaisedException>("raise_int", ranks_of(method, 1));
     REQUIRE(thrown.has_value());
@@ -511,7 +511,7 @@ TEST_CASE("a program that never reaches spawn_child is reported by name, and so 
   }
 }
 
-TEST_CASE("what cannot be started is refused with a sentence, and nothing is left") {
+TEST_CASE("wrong options and programs are refused with a sentence, and nothing is left") {
   const auto refusal = [](const SpawnOptions& options) -> std::string {
     auto started = try_start_processes("nothing", options);
     return started ? "it was started" : started.error().what();

@@ -68,7 +68,7 @@ TEST_CASE("without pools there are empty arrays, no tables, and nothing to inspe
   CHECK(tell(world, {"status"})["visible"]["pools"] == 0);
 }
 
-TEST_CASE("what cannot be the name of a queue, and two tables at once, are usage errors") {
+TEST_CASE("a wrong queue name, and two tables at once, are usage errors") {
   World world;
   for (const Words& words : {Words{"inspect", "cam/frames:"},
                              {"inspect", "cam/frames:a b"},

@@ -240,7 +240,7 @@ TEST_CASE("a refusal ends with 4 and prints the broker's sentence; --replace tak
   CHECK(has(over.err, "4.0 MiB"));
 }
 
-TEST_CASE("what is not there ends with 5") {
+TEST_CASE("an absent name ends with 5") {
   World world;
   REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "x"}).status == 0);
   for (const Words& words : {Words{"cat", "y"},

@@ -198,7 +198,7 @@ TEST_CASE("a name is 1 to 96 bytes of a fixed alphabet, in every request that ca
   });
 }
 
-TEST_CASE("what a client calls itself reaches a table only as printable text") {
+TEST_CASE("the name that a client gives itself reaches a table only as printable text") {
   on_each_engine({}, [](BrokerFixture& broker) {
     RawClient client = RawClient::connect(broker.socket());
     shmbw_hello hello = RawClient::greeting();

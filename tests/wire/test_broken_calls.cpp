@@ -327,7 +327,7 @@ TEST_CASE("a client that says HELLO while the broker is stopped is served, howev
   });
 }
 
-TEST_CASE("with a full descriptor table the broker serves whom it has, and newcomers as others leave") {
+TEST_CASE("with a full descriptor table the broker serves its sessions, and newcomers as others leave") {
   BrokerOptions options;
   options.config = "descriptors = 128\n";
   on_each_engine(options, [](BrokerFixture& broker) {

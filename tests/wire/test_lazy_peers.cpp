@@ -120,7 +120,7 @@ TEST_CASE("unread replies with descriptors hold one reply's descriptors and no m
   });
 }
 
-TEST_CASE("what a peer sent before it closed counts, also when it leaves an answer unread") {
+TEST_CASE("requests that a peer sent before it closed count, also when it leaves an answer unread") {
   on_each_engine({}, [](BrokerFixture& broker) {
     RawClient owner = greeted(broker), peer = greeted(broker);
     const std::uint64_t group =
