@@ -240,8 +240,8 @@ void Participant::undo(std::uint32_t slot) {
   SHMB_STEP(R3u_done);
 }
 
-// Idle slots must never starve others. If the n-th participant keeps at most slots / 8n of each size, all together keep
-// less than 0.6 of them, in whatever order they came: 1/8 (1 + 1/2 + .. + 1/64) = 0.593.
+// Idle slots must never starve others. The n-th participant keeps at most slots / 8n of each size. So all together keep
+// less than 0.6 of them, in any order of their arrival: 1/8 (1 + 1/2 + .. + 1/64) = 0.593.
 std::uint32_t Participant::cache_limit(std::uint64_t size) {
   if (fixed_limit_) return *fixed_limit_;
   const std::uint32_t change = view_.header().change.load(std::memory_order_relaxed);

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sleeping until a peer has something for this process, and waking peers, without a lost wake-up.
 //
-// Each participant has two shared words: `event`, on which its threads wait by futex, and `sleep`, which holds a token
-// while one of them sleeps (0: awake). Each source (readers or writers of a queue, free slots) has a mask with one bit
-// for each participant that waits for it. The names Z0 to Z7 and S4 to S8 are those of
-// docs/memory-order.md and client/lane/steps.hpp.
+// Each participant has two shared words. Its threads wait on `event` by futex. `sleep` holds a sleep token while one of
+// them sleeps, and 0 otherwise. Each source (readers or writers of a queue, free slots) has a mask with one bit for
+// each participant that waits for it. The names Z0 to Z7 and S4 to S8 are those of docs/memory-order.md and
+// client/lane/steps.hpp.
 //
 // The sleeper spins for a while. Then it sets its bits in the masks (Z0), reads `event` (Z1), stores a new token (Z2),
 // and passes a fence (Z3). It looks at its sources once more (Z4) and waits on `event` (Z5). Awake, it clears its bits
 // and the token (Z7, Z6).
 //
-// The waker publishes, passes a fence, and reads the mask (S4). For each bit it reads the token (S5; 0: nothing to do),
-// increments `event` (S6), wakes by futex or doorbell (S7), and clears the token by one compare-and-swap (S8).
+// The waker publishes, passes a fence, and reads the mask (S4). For each bit it reads the token (S5). If that is not 0,
+// it increments `event` (S6), wakes by futex or doorbell (S7), and clears the token by one compare-and-swap (S8).
 //
 // Invariants, with peers that are killed, stopped or hostile at any point:
-// - Of the two fences one is later, so the sleeper sees what was published, or the waker sees the token. A waker
-//   without sleepers makes no system call.
+//
+// - Of the two fences one is later. So the sleeper sees the publication, or the waker sees the token. A waker without
+//   sleepers makes no system call.
 // - The waker wakes first and clears the token afterwards. If it stops in between, the next waker wakes again.
 // - A token never repeats, so a waker that was stopped before S8 cannot clear the token of a later sleep.
 // - `event` changes before the wake, so a sleeper that has not reached the futex does not sleep.

@@ -47,7 +47,7 @@ inline constexpr std::size_t kMostParts = 65536;  // of a message: a receiver ma
 // Bytes that the list takes. nullopt: more than an address can count.
 std::optional<std::uint64_t> list_bytes(std::span<const OutPart> parts);
 void write_list(std::span<const OutPart> parts, std::uint64_t type, std::span<std::byte> to);
-// The table of a list that a peer wrote, copied and checked: every part of bytes lies within `from`, every slot exists,
+// The table of a list that a peer wrote, copied and checked. Every part of bytes lies within `from`. Every slot exists,
 // and every range lies within its slot. False: the list is impossible.
 bool read_list(std::span<const std::byte> from, std::uint64_t expected_parts, const Participant& me,
                std::vector<ListEntry>& table, ListHeader& header);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // This process in one pool: joined once for each session, shared by all its handles and queues, left with the last of
-// them. It maps the areas and the segments, and adds segments where a class of slots is used up. It notices fork: a
-// child joins again at its first call with an index of its own, and no slot of the parent is the child's.
+// them. It maps the areas and the segments, and adds segments where a class of slots is used up. It notices fork: at
+// its first call a child joins again, as another participant. No slot of the parent belongs to the child.
 //
 // One lock, the participant's, guards everything here and in the queues. It is taken before those of the session.
 #pragma once

@@ -313,8 +313,8 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
 
 Result<int> Pool::doorbell(Lock&) {
   if (bell_.set) return bell_.ours.get();
-  // Also after a SET whose reply did not come in time: the broker may have given the other end of that pair to peers,
-  // which keep it.
+  // The pair is kept also after a SET whose reply did not come in time. The broker may have given the other end to
+  // peers, which keep it.
   if (!bell_.ours) {
     auto pair = sys::seqpacket_pair();
     if (!pair) return system_failure(pair.error(), "a socket pair for the doorbell");

@@ -260,7 +260,7 @@ Result<Created> create_region(Ledger& ledger, Session& session, const shmbw_crea
   region->state = SHMBW_REGION_STATE_CREATED;
   region->dirty_birth = dirty;
   region->seal_sealed = seals_seal(ledger, wish);
-  region->many_writers = region->seal_sealed;  // in system mode the mode bits bind readers, whatever writers do
+  region->many_writers = region->seal_sealed;  // in system mode the mode bits bind readers in any case
   region->no_recycle = (wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0;
   region->heap = (wish.flags & SHMBW_CREATE_HEAP) != 0;
   ++ledger.region_count;

@@ -44,10 +44,9 @@ Result<Fd> reopen_read_only(int fd, std::string_view what);
 // The descriptor for a lease with `rights`. It is valid until the reply is sent (Ledger::reply_owned).
 Result<int> lend_descriptor(Ledger& ledger, Region& region, std::uint32_t rights);
 
-// The steps of a publication: what keeps the region from ever being published, what the kernel said against the seals,
-// and what follows once they are on. A publication makes every lease read-only. `own` is the lease of the session that
-// asks. Other sessions that were lent a descriptor for writing must have mapped it, because the kernel would refuse
-// that after the seal.
+// The steps of a publication: whether the region may be published, the errors of the kernel against the seals, and the
+// work after the seals. A publication makes every lease read-only. `own` is the lease of the session that asks. Other
+// sessions with a descriptor for writing must have mapped it, because the kernel would refuse that after the seal.
 Result<void> may_be_published(const Region& region, const Lease& own);
 Error publication_refused(int code);
 Error closing_refused(int code);

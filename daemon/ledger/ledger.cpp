@@ -10,8 +10,8 @@
 namespace shmb::daemon {
 namespace {
 
-// Closes of client-made descriptors that may wait, of one user: sixteen messages with as many as one carries, and
-// those that are taken though the user's share of the table has no room.
+// The number of client-made descriptors of one user that may wait for their close: sixteen messages of the largest
+// number. kClosesAlways may wait even if the user's share of the table has no room.
 constexpr std::size_t kClosesAtMost = 4096, kClosesAlways = 16;
 
 }  // namespace
@@ -118,8 +118,8 @@ std::uint64_t Ledger::descriptors_of(std::uint32_t number) const {
          uid.account.used(Resource::gpu_descriptors) + uid.waiting + closing;
 }
 
-// With n users, each may have 1/(n + 1) of what is left and what it has: half for the first, and never all for one
-// user. Nothing that was granted is taken back.
+// With n users, each may have 1/(n + 1) of its descriptors and the free ones together. So the first user may have half,
+// and no user ever has all. A granted descriptor is never taken back.
 std::uint64_t Ledger::descriptor_share(std::uint32_t uid) const {
   if (private_mode() || uid == 0) return Account::kNoLimit;
   const auto own = config.limits.uid.find(uid);

@@ -3,8 +3,8 @@
 // left, how it died and what was freed. Bytes are given back only after close(2) has returned.
 //
 // A helper thread closes regions from 64 MiB on, in one region or in all that one event frees. The last close of 1 GiB
-// of 4 KiB pages takes 173 ms (measured), and no peer may wait for that. The thread also closes the regions beyond the
-// first few that one end frees, because those are most of the work when a thousand sessions end at once.
+// of 4 KiB pages takes 173 ms (measured), and no peer may wait for that. Of the regions that one end
+// frees, the thread also closes all but the first few. They are most of the work when a thousand sessions end at once.
 #pragma once
 
 #include <cstdint>

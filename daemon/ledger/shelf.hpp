@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recycling: released regions wait here, populated, per group. A later create of the same bytes in the same group gets
-// one back (64 MiB: 0.9 ms of zeroing in the client against 38 ms fresh). Only regions qualify whose content never left
-// the owner's uid and the group, and which were never sealed. They stay charged. The broker frees them at a limit, at
-// the group's end and after an idle time. The shelf takes regions from 2 MiB on: below, a fresh region costs less than
-// recycling.
+// one back. For 64 MiB that is 0.9 ms of zeroing in the client against 38 ms for fresh pages. Only regions qualify
+// whose content never left the owner's uid and the group, and which were never sealed. They stay charged. The broker
+// frees them at a limit, at the group's end and after an idle time. The shelf takes regions from 2 MiB on: below, a
+// fresh region costs less than recycling.
 #pragma once
 
 #include <cstdint>

@@ -17,8 +17,9 @@
 namespace shmb::daemon {
 namespace {
 
-// How long a reply that the kernel refused for others' sake, or a request over its process' share, waits before it is
-// tried again: nobody tells us when some other socket has been read. Longer each time, because thousands may wait so.
+// The pause before the next try of a reply that the kernel refused for lack of resources, or of a request over its
+// process' share. The kernel does not report when another socket has been read. Longer each time, because thousands may
+// wait so.
 constexpr std::int64_t kFirstRetry = 5'000'000, kLastRetry = 80'000'000;
 
 // All that the transport reads of a request before it is served: its header, and what the table says of its kind.
@@ -53,7 +54,7 @@ bool is_never_answered(const Opening& request) {
 }  // namespace
 
 void close_socket(BrokerEvents& books, std::uint32_t uid, Fd socket) {
-  // The peer hears of it now, even if an asynchronous receive still holds the socket for a moment. And it can send no
+  // The peer sees the end now, even if an asynchronous receive still holds the socket for a moment. It can send no
   // more.
   (void)sys::shutdown(socket.get());
   if (!sys::holds_packet(socket.get())) return;
@@ -83,7 +84,8 @@ bool Connection::start() {
   if (!transport_.engine().add(socket_.get(), *this, process_)) return false;
   session_ = transport_.books().connected(*this);
   if (session_ == nullptr) return false;
-  // Where the kernel lets everybody send descriptors, these may be more of those that its user lets nobody close.
+  // Before Linux 6.16 any peer can send descriptors. A user with too many of them to close is not read until there are
+  // fewer.
   if (transport_.may_all_send() && transport_.books().closes_too_many(identity_.facts.uid))
     choked_since_ = transport_.now();
   if (ending_ != Ending::none) {  // dropped from inside `connected`
@@ -165,9 +167,9 @@ void Connection::discard_brought() {
   if (choked_since_ == 0) choked_since_ = transport_.now();
 }
 
-// Law 8: no request is served while a reply of its session is unread, except one without a reply: a sleeping peer must
-// not wait until this session reads. A request that is answered with descriptors also waits while other sessions of
-// this process have left their share of the allowance unread.
+// Law 8: no request is served while a reply of its session is unread. Requests without a reply are served: a sleeping
+// peer must not wait until this session reads. A request that is answered with descriptors also waits while other
+// sessions of this process have left their share of the allowance unread.
 bool Connection::may_serve(wire::Bytes packet) {
   over_share_ = refused_ = false;
   const Opening request = opening_of(packet);

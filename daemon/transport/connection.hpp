@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One accepted socket: it reads one packet at a time, serves it only while no reply is unread, and watches the life of
-// the process at the other end. Nothing a peer does here can make another session wait.
+// One accepted socket. It reads one packet at a time, and serves it only while no reply is unread. It also watches the
+// life of the process at the other end. Nothing that a peer does here can make another session wait.
 #pragma once
 
 #include <cstdint>

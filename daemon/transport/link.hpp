@@ -30,7 +30,8 @@ struct Peer {
 class Link {
  public:
   virtual const Peer& peer() const = 0;
-  // The one reply to the request in service. Descriptors are borrowed for the call: the link dups those that it keeps.
+  // The one reply to the request in service. Descriptors are borrowed for the call: the link duplicates any that it
+  // keeps.
   virtual void reply(wire::Bytes packet, std::span<const int> fds) = 0;
   // Instead of the reply: the request in service is kept, and nothing else of this session is read. `serve_again`
   // serves it again. A peer that goes away meanwhile withdraws it.
@@ -53,8 +54,8 @@ class Link {
   // Whether its process leaves so many descriptors unread that it gets no more. Asked only for a request for a
   // doorbell. Such a request would wait, and block the ring that its sender sends next. So it is refused instead.
   virtual bool over_share() const { return false; }
-  // From the next request on the session may bring one descriptor, or as many as a message carries (law 8: only
-  // sessions that asked for it).
+  // From the next request on the session may bring one descriptor, or with `many` as many as a message carries. Law 8:
+  // only sessions that asked for it may.
   virtual void take_descriptors(bool /*many*/) {}
   // The descriptors that came with the request in service. Those that the handler does not take are closed after it.
   virtual std::vector<Fd>& descriptors() = 0;

@@ -58,7 +58,7 @@ Sys<void> Transport::attach(BrokerEvents& books) {
 }
 
 Sys<void> Transport::listen_on(Fd socket, bool admin) {
-  // Half of the reserve is for newcomers that are told in answer to HELLO that the table is full.
+  // Half of the reserve is for newcomers: their answer to HELLO says that the table is full.
   std::uint64_t reserve = admin ? 0 : std::min(config_.descriptors_reserved / 2, table_ / 4);
   listeners_.push_back(std::make_unique<Listener>(*this, std::move(socket), admin, table_ - reserve));
   return listeners_.back()->start();
@@ -73,7 +73,7 @@ Transport::End Transport::run() {
 
 Sys<void> Transport::turn(std::int64_t longest) {
   if (in_flight_.crowded() && !sweep_.armed()) {
-    // Often enough that nobody is over the time-out for long, seldom enough that asking 10,000 sockets costs nothing.
+    // Often enough that no reply is over the time-out for long; seldom enough that asking 10,000 sockets costs nothing.
     timers_.set(sweep_, now() + std::clamp<std::int64_t>(config_.unread_timeout / 4, kSecond / 100, kSecond));
   }
   watch_idleness();
@@ -103,9 +103,9 @@ void Transport::admit(Fd socket, bool admin) {
   }
 }
 
-// A client says HELLO at once, so the silent are few unless somebody means it. At the bound the oldest silent
-// connection of the uid that has most of them makes room, if it has been silent for long enough to be no victim of the
-// scheduler; else newcomers wait in the backlog. Admins are not counted.
+// A client says HELLO at once, so few connections are silent unless a user means harm. At the bound the oldest silent
+// connection of the uid with most of them makes room. It must have been silent so long that the scheduler is not the
+// cause. Otherwise newcomers wait in the backlog. Admins are not counted.
 bool Transport::make_room_among_silent() {
   auto most = std::max_element(silent_.begin(), silent_.end(), [](auto& a, auto& b) { return a.second < b.second; });
   for (Connection* connection = half_open_.first(); connection != nullptr;
@@ -187,10 +187,10 @@ static bool may_disconnect(const Outbox& outbox) {
   return connection != nullptr && connection->ending() == Connection::Ending::none && connection->peer().has_pidfd;
 }
 
-// Law 8: an unread reply costs its session nothing until descriptors in flight over all sessions pass half of what the
-// kernel allows; then those that have kept theirs longest go, and only past the time-out. While there are processes
-// over their share, only theirs: who has a doorbell on its way, and computes, is not to go for what others leave
-// unread. A session without a pidfd would end by it, with all it holds, so it is left alone.
+// Law 8: an unread reply costs its session nothing until the descriptors in flight over all sessions pass half of the
+// kernel's allowance. Then the sessions with the oldest unread replies are disconnected, and only past the time-out.
+// While some processes are over their share, only their sessions are: a process that computes, with a doorbell on its
+// way, must not pay for others. A session without a pidfd would end by it, with all it holds, so it is left alone.
 void Transport::disconnect_lazy(std::int64_t now) {
   in_flight_.look_again();
   bool some_over = false;
@@ -234,7 +234,7 @@ void Transport::watch_idleness() {
 }
 
 void Transport::idle_over() {
-  // Somebody who has connected in this very moment is served; the time-out begins anew afterwards.
+  // A client that connects at this moment is served; afterwards the time-out begins again.
   for (auto& listener : listeners_)
     if (listener->someone_waits()) return;
   idle_ = connections_.empty() && books_->idle();

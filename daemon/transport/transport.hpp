@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The transport: everything between the sockets and the ledger. It owns the listeners, the table of connections, the
 // pidfds that outlive their connection, and the count of descriptors in flight. It moves packets and never looks into
-// the ledger; the seam is daemon/transport/link.hpp.
+// the ledger; the interface between the two is daemon/transport/link.hpp.
 //
 // The states of a connection:
 // - silent: accepted, without a HELLO. Their number is bounded. At the bound the oldest one of the uid with most of
@@ -9,15 +9,13 @@
 // - greeted: a session. Its packets are served one at a time, and none while a reply to it is unread.
 // - ending: the peer closed, broke the protocol, or is a lazy reader. It is finished after the turn.
 // - afterlife: the connection is gone, and its pidfd is still watched (daemon/transport/dead_peer_watch.hpp). Then the
-// ledger forgets
-//   the session.
+//   ledger forgets the session.
 //
 // Invariants:
 // - One bad peer delays no other (law 8). Nothing here blocks, and every queue is bounded
-// (daemon/transport/outbox.hpp). Turns
-//   are shared by user and process (daemon/kit/turns.hpp).
-// - A session is disconnected for not reading only if its reply is older than the time-out and the descriptors in
-//   flight exceed half the allowance. Its leases stay until its process ends.
+//   (daemon/transport/outbox.hpp). Turns are shared by user and process (daemon/kit/turns.hpp).
+// - A session is disconnected for not reading under two conditions: its reply is older than the time-out, and the
+//   descriptors in flight exceed half the allowance. Its leases stay until its process ends.
 // - Each session handle gets exactly one `forget`, as the last call for it.
 // - One thread. An object that ends inside a call is destroyed after the turn, so none is destroyed while its function
 //   runs.

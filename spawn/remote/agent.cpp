@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_agent.hpp.
+// See agent.hpp.
 #include "spawn/remote/agent.hpp"
 
 #include <algorithm>

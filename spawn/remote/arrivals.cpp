@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_arrivals.hpp.
+// See arrivals.hpp.
 #include "spawn/remote/arrivals.hpp"
 
 #include <algorithm>
@@ -104,7 +104,7 @@ void Arrivals::read_writers() {
       writers_[row.record.participant] = {row.record.participant_life, row.record.rank, row.record.life};
 }
 
-// True: the broker has told something.
+// Reads the waiting events of the broker. True: there was one.
 bool Arrivals::hear_broker(Batch& batch) {
   batch.events = std::exchange(put_off_, {});
   for (;;) {
@@ -115,8 +115,8 @@ bool Arrivals::hear_broker(Batch& batch) {
   }
 }
 
-// A worker's end is told, or its successor writes: what it sent before that is here by now, and comes first. The same
-// holds for what is told meanwhile.
+// Called after the event of a worker's end, or after a message of its successor. All that the dead worker sent is here
+// by now, and comes first. The same holds for events that come meanwhile.
 void Arrivals::read_on(Batch& batch) {
   for (bool more = true; more && !batch.lost;) {
     const std::size_t before = batch.messages.size();

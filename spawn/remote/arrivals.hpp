@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of other workers, and events of the broker, as they arrive. The thread that leads reads both here and hands
-// them on: requests to Server, answers to Calls, messages about a shutdown to Meeting, events to Workers.
+// Messages of other workers, and events of the broker, as they arrive. The thread that leads reads both here. It
+// hands requests to Server, answers to Calls, messages about a shutdown to Meeting, and events to Workers.
 //
 // Order matters between the two sources. A worker's death must be seen after everything that it sent, and before
 // anything that its successor sends. So after an event, or after a message of a life that is not known yet, the inbox
@@ -33,8 +33,8 @@ class Arrivals {
         workers_(workers),
         hooks_(hooks) {}
 
-  // With the lock, which it lets go. Takes in what is there, waiting for the first of it until `until`. One thread at a
-  // time: Monitor::leading() says whether one is at it.
+  // Called with the lock, and releases it meanwhile. Takes in what is there, waiting for the first of it until `until`.
+  // One thread at a time: Monitor::leading() says whether one is at it.
   void lead(Lock& lock, client::Deadline until);
   void take_held_back();                           // with the lock: what tests have held back, and is due
   void put_off(const client::RemoteEvent& event);  // of who joins or leads: it is looked at behind the messages
@@ -73,7 +73,7 @@ class Arrivals {
     std::uint32_t participant_life = 0, rank = 0, life = 0;  // life 0: no worker
   };
   std::array<Writer, pool::kParticipants> writers_{};  // participants of the pool that have written
-  std::vector<client::RemoteEvent> put_off_;           // told before messages that were written earlier were read
+  std::vector<client::RemoteEvent> put_off_;           // events that came before earlier messages were read
   unsigned busy_ = 0;                                  // takes since the broker's events were looked at
 };
 

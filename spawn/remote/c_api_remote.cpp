@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI of remote, over the worker of remote_agent.hpp. Handles are freed by their users, whatever becomes of the
-// world.
+// The C ABI of remote, over the worker of agent.hpp. Users free their handles, also after the end of the world.
 #include "spawn/remote/c_api_remote.hpp"
 
 #include "client/c_api/c_api.hpp"
@@ -106,7 +105,7 @@ Result<std::uint32_t> rank_of(Agent& agent, std::int32_t to) {
   return static_cast<std::uint32_t>(to);
 }
 
-// The words of a call, whatever becomes of its result.
+// The checked arguments of a call.
 struct Called {
   std::uint32_t to = 0;
   Payload payload;
@@ -147,8 +146,8 @@ int answered(shmb_request* request, shmb_error* error, Give give) {
 }  // namespace
 }  // namespace shmb::remote
 
-// Outside of every namespace: GCC 12 does not give a C function that is defined within one the visibility of its
-// declaration, and the shared library would not export it (tests/client/library_test.py).
+// Outside of every namespace. A C function that is defined within one does not get the visibility of its declaration
+// from GCC 12. Then the shared library would not export it (tests/client/library_test.py).
 using namespace shmb;
 using namespace shmb::remote;
 using namespace shmb::client::c_api;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_callbacks.hpp.
+// See callbacks.hpp.
 #include "spawn/remote/callbacks.hpp"
 
 namespace shmb::remote {

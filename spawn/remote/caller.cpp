@@ -24,8 +24,8 @@ Result<void> Caller::may_call(std::uint32_t to, std::string_view function, const
   for (const auto& reference : payload.references)
     if (auto fine = references_.usable(*reference, "fork"); !fine) return fine;
   Lock lock(monitor_.mutex());
-  // Without threads a worker takes in what the broker tells of a successor only while it waits or serves, and it may do
-  // neither between its tries. Messages come first, up to a bound as while it sends; then it hears.
+  // A worker without threads takes in events about a successor only while it waits or serves. Between its tries it may
+  // do neither. Messages come first, up to a bound as while it sends; then the events.
   for (int looks = 0; looks < kLooks && !roster_.there(to, roster_[to].life) && stepper_.may_look(); ++looks)
     stepper_.look(lock);
   const std::uint32_t life = roster_[to].life;
@@ -125,7 +125,7 @@ Result<std::shared_ptr<Future>> Caller::fetch(const std::shared_ptr<Reference>& 
   RefId id;
   {
     const std::lock_guard lock(monitor_.mutex());
-    id = reference->known->id;  // of an own value: while another thread passes it on for the first time it gets one
+    id = reference->known->id;  // a local value gets its id when a thread first passes it on
     const std::shared_ptr<Future>& asked = reference->known->type;  // its own deadline says nothing about the type
     if (kind == Kind::type && asked &&
         !(asked->state == Future::State::failed && asked->failure.status == Status::deadline))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_calls.hpp.
+// See calls.hpp.
 #include "spawn/remote/calls.hpp"
 
 #include <utility>

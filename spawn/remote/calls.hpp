@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of this worker to others, and to itself, from their beginning until it is decided what became of them.
+// The calls of this worker to others, and to itself, from their beginning to their outcome.
 //
-// A call is answered, fails, passes its deadline, or ends with its worker or the world. It is decided once, by
-// whichever is seen first. A program that asked to be told is told in a callback, without the lock. A creation is
-// different in one point: its deadline is final for every worker, so the broker's table is asked whether the owner was
-// faster.
+// A call is answered, fails, passes its deadline, or ends with its worker or the world. The first of these decides it,
+// once. A program that wants to know gets a callback, without the lock. A creation is different in one point: its
+// deadline is final for every worker. So the broker's table is asked whether the owner was faster.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_inbox.hpp.
+// See inbox.hpp.
 #include "spawn/remote/inbox.hpp"
 
 #include <unistd.h>
@@ -20,9 +20,8 @@ using client::OutPart;
 using client::Pool;
 
 constexpr std::int64_t kSpin = 20'000;
-// For the broker to map a message's own words, and then until it is asked again: longer each time, because a broker
-// that is merely slow must come to an answer, and the pool's lock, which all threads need, is held while it is waited
-// for.
+// The deadline of a request to the broker, and then the pause until the next one. Longer each time, because a slow
+// broker must get the time to answer. The wait holds the pool's lock, which all threads need.
 constexpr std::int64_t kPause = 20'000'000, kLongestPause = 1'280'000'000;
 constexpr std::size_t kBatch = 64;
 constexpr std::uint64_t kMostLaneBytes = std::uint64_t{12} << 20;

@@ -43,7 +43,7 @@ class Inbox {
     std::vector<Incoming> messages;
     bool quiet = false;
     std::uint64_t roomy = 0;                  // of those wanted: a send is worth a try
-    std::optional<client::RemoteEvent> told;  // by the broker, before whatever its session says next
+    std::optional<client::RemoteEvent> told;  // by the broker, before the next event of its session
   };
   Result<Taken> take(client::Deadline deadline, std::uint64_t wanted);
   bool something_there();  // From any thread: whether a take would have a message.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_join.hpp.
+// See join.hpp.
 #include "spawn/remote/join.hpp"
 
 #include <algorithm>
@@ -147,7 +147,7 @@ Result<void> Joining::await_event() {
       return error(Status::worker_gone, "worker " + std::to_string((*event)->rank) + " of the world at " +
                                             place_.address + " died while it was waited for");
     case SHMBW_WORLD_CHANGE_LEFT:
-      if (!complete_ || (*event)->rank != 0) return {};  // else nobody comes in its place, and the pool is its to make
+      if (!complete_ || (*event)->rank != 0) return {};  // only worker 0 makes the pool, and no other takes its place
       return error(Status::worker_gone, "worker 0 of the world at " + place_.address +
                                             " left when that was complete, before this worker was in its pool");
     case SHMBW_WORLD_CHANGE_ENDED:

@@ -41,8 +41,8 @@ class Joining {
 
   Result<void> take_place();  // connects; from here on the worker has to leave the world again
   Result<void> enter();       // until all are there
-  // Leaves the world. A world that fails before it is complete ends under its workers; the broker tells all of them the
-  // same cause, which is returned instead of what this worker found first.
+  // Leaves the world. If the world has failed before it was complete, the broker gives all its workers the same cause.
+  // Then that cause is returned instead of `why`.
   Error give_up(Error why);
 
  private:

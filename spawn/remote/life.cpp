@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_life.hpp.
+// See life.hpp.
 #include "spawn/remote/life.hpp"
 
 namespace shmb::remote {

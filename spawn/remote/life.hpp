@@ -2,8 +2,8 @@
 // Whether this worker is in its world: not a forked child, not shut down, and the world not lost.
 //
 // The states follow one another: open, ending (one thread shuts down), leaving (references are given up), closed. A
-// world can be lost in any of them. A forked child has none of this: that is asked without the lock, and asked again
-// after everything that ran without it, because a user's function may have forked and returned in the child.
+// world can be lost in any of them. A forked child is not a worker. This is checked without the lock, and again
+// after everything that ran without it: a user's function may have forked and returned in the child.
 #pragma once
 
 #include <optional>

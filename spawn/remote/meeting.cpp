@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_meeting.hpp.
+// See meeting.hpp.
 #include "spawn/remote/meeting.hpp"
 
 #include <algorithm>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the workers of a world agree that nothing is under way any more.
 //
-// One of them leads: the first that joined of those that live, so all who know of the same lives name the same one. A
-// worker that is idle reports to it how many requests it has sent and received. The leader starts the next round when
+// One of them leads: the living worker that joined first. So workers that know of the same lives name the same leader.
+// A worker that is idle reports to it how many requests it has sent and received. The leader starts the next round when
 // all have reported. The phase is over when two rounds say the same and as many requests have arrived as were sent.
-// With dead workers the sums need not agree, only stand still. A worker that comes late is told the round and which
-// phases are over. There are three phases, see remote_shutdown.hpp. The lock of the worker guards all of it.
+// With dead workers the sums need not agree, only stand still. A worker that comes late gets the round and the phases
+// that are over. There are three phases, see shutdown.hpp. The lock of the worker guards all of it.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_memory.hpp.
+// See memory.hpp.
 #include "spawn/remote/memory.hpp"
 
 #include <algorithm>

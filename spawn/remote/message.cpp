@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_message.hpp.
+// See message.hpp.
 #include "spawn/remote/message.hpp"
 
 #include "spawn/face/shmbroker_cause.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages between workers of a world. Each is one message of a queue, in parts: a head with the function's name,
-// the references and up to 1 KiB of bytes (kCopied); a slot or a region for more bytes; then the regions that the user
-// sends. A peer may write anything. So everything is checked, and a message that does not add up is dropped. The
-// message does not name its writer: the queue does, by the lane that the broker gave to it.
+// The messages between workers of a world. Each is one message of a queue, in parts. The first part is a head with
+// the function's name, the references and up to 1 KiB of bytes (kCopied). More bytes follow in a slot or a region. Then
+// come the regions that the user sends. A peer may write anything. So everything is checked, and a message that does
+// not add up is dropped. The message does not name its writer: the queue does, by the lane that the broker gave to it.
 #pragma once
 
 #include <atomic>
@@ -60,7 +60,7 @@ struct Head {
   std::uint64_t phase = 0, round = 0, sent = 0, received = 0, census = 0;
 };
 
-// A failure of a call, as it is told and as it travels.
+// A failure of a call, as the caller gets it and as it travels.
 struct Failure {
   Status status = Status::raised;
   std::int32_t rank = -1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_monitor.hpp.
+// See monitor.hpp.
 #include "spawn/remote/monitor.hpp"
 
 namespace shmb::remote {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_references.hpp.
+// See references.hpp.
 #include "spawn/remote/references.hpp"
 
 #include <utility>
@@ -120,7 +120,7 @@ Result<void> References::book(Reference& reference, std::uint32_t to, std::uint3
   auto made = client::create_reference(*place_.session, place_.world, wish, broker_deadline());
   if (!made) return std::unexpected(made.error());
   const std::lock_guard lock(monitor_.mutex());
-  if (auto is_open = life_.open_locked(); !is_open) return is_open;  // else nobody would empty `values_` again
+  if (auto is_open = life_.open_locked(); !is_open) return is_open;  // later, no thread would empty `values_` again
   reference.value->id = reference.known->id = made->reference;
   reference.value->booked = true;
   values_[made->reference] = reference.value;
@@ -303,8 +303,9 @@ bool References::decided(Reference& reference) const {
   return (reference.value && reference.value->state != Value::State::pending) || reference.known->failure;
 }
 
-// A value of its own a worker may have shared again since: the broker is asked. Where there is no value its creation
-// was never sent: while it is, its creator has a reference, and what is sent is read before what the broker tells.
+// The broker says that no worker refers to the value `id`. This worker may have shared its value again since, so it
+// asks the broker. If there is no value, its creation was never sent: its creator holds a reference until the creation
+// has arrived, and messages are read before events of the broker.
 void References::unused(RefId id) {
   if (life_.leaving()) return;  // all values end with this worker
   const auto found = values_.find(id);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// References and the values behind them: what is held here, what this worker owns, and what the broker's table has to
-// be told.
+// References and the values behind them: those held here, those that this worker owns, and the requests about them to
+// the broker's table.
 //
 // A reference is in the broker's table before a message that carries it leaves. Its outcome is decided there, for all
 // workers. A handle has a fork: one entry of the table, released with the handle. The knowledge of this worker about a
 // reference (Known) is shared by its handles. A value of its own gets an entry only when it is first passed on. It goes
-// when the table says that no worker refers to it. Two locks: `booking_` orders the booking of own values and is taken
-// first; the worker's lock guards the rest and is let go while the broker is asked.
+// when the table says that no worker refers to it. There are two locks. `booking_` orders the booking of this worker's
+// values, and is taken first. The worker's lock guards the rest, and is released during requests to the broker.
 #pragma once
 
 #include <functional>

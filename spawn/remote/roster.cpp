@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_roster.hpp.
+// See roster.hpp.
 #include "spawn/remote/roster.hpp"
 
 #include <algorithm>

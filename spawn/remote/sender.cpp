@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_sender.hpp.
+// See sender.hpp.
 #include "spawn/remote/sender.hpp"
 
 #include <utility>
@@ -12,8 +12,8 @@ namespace {
 using client::Deadline;
 
 constexpr std::int64_t kTryAgain = 5'000'000;  // a post that failed for another reason than want of room
-// For a slot, before a region is made for the bytes: that takes as long as many messages. The end of a slot's use is
-// told to threads that wait, not to one that looks, so it is tried again.
+// The wait for a slot before a region is made for the bytes: a region takes as long as many messages. Freeing a slot
+// wakes threads that sleep, not one that polls. So the sender tries again after a pause.
 constexpr std::int64_t kWaitForSlot = 20'000'000, kTrySlotAgain = 500'000;
 
 Deadline deadline_of(const Head& head) {

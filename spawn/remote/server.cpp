@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_server.hpp.
+// See server.hpp.
 #include "spawn/remote/server.hpp"
 
 #include <algorithm>
@@ -66,7 +66,7 @@ void Server::admit(std::unique_ptr<Request> request) {
   monitor_.wake();
 }
 
-// A creation has come: from here on requests about the value wait with it, and its creator is told.
+// A creation has come. From here on requests about the value wait with it. Its creator is notified.
 void Server::make_value(Request& request) {
   const Head& head = request.head;
   request.value = references_.new_value();
@@ -134,7 +134,7 @@ void Server::release_waiting(Value& value, std::vector<std::unique_ptr<Request>>
   monitor_.wake();
 }
 
-// Drops the requests of a worker that has ended, but not its creations: others may hold a reference to such a value
+// Drops the requests of a worker that has ended. Its creations stay: others may hold a reference to such a value
 // already, and wait for it.
 void Server::worker_gone(std::uint32_t rank, std::uint32_t life) {
   const auto from_it = [&](std::unique_ptr<Request>& request) {
@@ -366,7 +366,7 @@ Result<void> Server::answer(std::unique_ptr<Request> request, const Payload& pay
   }
   auto sent = reply(*request, payload);
   if (sent || sent.error().status == Status::worker_gone || sent.error().status == Status::closed) return sent;
-  (void)reply_failure(*request, failure_of(sent.error()));  // the caller is told why its result could not be sent
+  (void)reply_failure(*request, failure_of(sent.error()));  // the reason why its result could not be sent
   return sent;
 }
 

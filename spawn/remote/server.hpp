@@ -2,10 +2,10 @@
 // The requests of other workers, from their arrival until they are answered.
 //
 // A request waits in `work_` until a thread that may serve runs it. A request about a value that is not there yet waits
-// with that value, or, where not even its creation has come, in `unknown_`; both go to `work_` when the value comes.
-// All that waits is bounded, and what is beyond the bound is refused. A value is settled with the broker before anybody
-// is answered from it: where the creator's deadline was earlier, it has failed for everybody. A request of this worker
-// to itself takes the same way, and its answer ends the call without a message.
+// with that value. If not even its creation has come, the request waits in `unknown_`. Both go to `work_` when the
+// value comes. The number of waiting requests is bounded, and more are refused. A value is settled with the broker
+// before any request is answered from it: if the creator's deadline was earlier, the value has failed for every worker.
+// A request of this worker to itself takes the same way, and its answer ends the call without a message.
 #pragma once
 
 #include <deque>

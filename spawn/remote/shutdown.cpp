@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_shutdown.hpp.
+// See shutdown.hpp.
 #include "spawn/remote/shutdown.hpp"
 
 #include <iterator>
@@ -19,7 +19,7 @@ struct Shutdown::Remains {
   std::vector<std::shared_ptr<Value>> objects;  // of the values, also of those in a cycle, which nothing else would end
   std::vector<std::shared_ptr<Value>> values;
   std::vector<std::unique_ptr<Request>> requests;
-  bool lost = false;  // the world: the broker need not be told
+  bool lost = false;  // the world is lost: no message to the broker
 };
 
 Shutdown::Ended Shutdown::run(const ShutdownRequest& wish) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of a worker.
 //
-// Graceful: the workers meet three times (remote_meeting.hpp), and serve while they wait. The first meeting is for the
-// calls. Then references are given up, and the second one is for the broker's table. The third one is when every worker
-// has counted what others still hold of its values: a worker that left earlier would take its references along. Dead
-// workers are not waited for, but their successors are. At its deadline a worker leaves all the same.
-// Then, and at once in a local shutdown, the worker closes: what waits fails, the leader is sent home, values go, and
-// the broker is told. Nothing but the destruction of handles is done with the worker behind that.
+// Graceful: the workers meet three times (meeting.hpp), and serve while they wait. The first meeting is for the calls.
+// Then references are given up, and the second one is for the broker's table. The third one is over when every worker
+// has counted the references that others still hold to its values. A worker that left earlier would take its references
+// along. Dead workers are not waited for, but their successors are. At its deadline a worker leaves all the same.
+//
+// Then, and at once in a local shutdown, the worker closes. Waiting calls fail, the leading thread returns, values are
+// destroyed, and the worker leaves the world at the broker. After that only handles are destroyed.
 #pragma once
 
 #include <cstdint>

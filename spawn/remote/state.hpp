@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The records of remote: what has arrived, the outcome of a call, a value at its owner, a reference to one, a request.
-// The lock of the worker guards them (remote_monitor.hpp), except where it is said otherwise. Handles hold the agent to
+// The lock of the worker guards them (monitor.hpp), except where it is said otherwise. Handles hold the agent to
 // keep the worker alive. At their end they report to one class, their `home`.
 #pragma once
 
@@ -114,7 +114,7 @@ struct Reference {
   std::shared_ptr<Agent> agent;
   References* home = nullptr;
   std::shared_ptr<Known> known;
-  RefId fork;                    // none: an own value's, that is not in the books by this handle
+  RefId fork;                    // none: a local value that this handle has not booked
   std::shared_ptr<Value> value;  // at the owner, once it is known
   std::shared_ptr<Future> created;
 };

@@ -9,10 +9,10 @@ namespace shmb::remote {
 
 class Stepper {
  public:
-  // All are called with the lock, and let it go meanwhile.
+  // All are called with the lock, and release it meanwhile.
   // Ends the calls whose deadlines have passed, runs callbacks, and sends small messages where there is room.
   virtual void catch_up(Lock& lock) = 0;
-  // One thing on the way to whatever is waited for, or a sleep until `until`. The caller looks again after it.
+  // Does one piece of pending work, or sleeps until `until`. The caller then checks its condition again.
   // `serves`: calls of others may run in it.
   virtual void step(Lock& lock, client::Deadline until, bool serves) = 0;
   // Whether this thread may take in what has arrived: no other one does, and few calls of others wait already.

@@ -39,7 +39,7 @@ class TestHooks {
     held_back_.pop_front();
     return late;
   }
-  // A value that nobody refers to any more, before its creation came: that one may be held back here.
+  // No worker refers to the value any more, and its creation has not come. The creation may be held back here.
   void unused(RefId id) {
     if (std::ranges::any_of(held_back_, [id](const auto& one) { return one.second.message.head.reference == id; }))
       unused_.insert(id);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_workers.hpp.
+// See workers.hpp.
 #include "spawn/remote/workers.hpp"
 
 #include <set>
