@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Closing and copying of descriptors. close(2) is never repeated: Linux frees the number before it can report EINTR,
-// and a second close could hit a descriptor that another thread has just been given.
+// Closing and copying of descriptors. close(2) is never repeated. Linux frees the number before it reports EINTR, so
+// a second close could hit a descriptor that another thread has just got.
 #include "base/fd.hpp"
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Placement of mappings: from 2 MiB on, an address congruent to the file offset, so that the kernel can use huge
-// pages (MADV_COLLAPSE gives EINVAL otherwise).
+// Placement of mappings. From 2 MiB on the address is congruent to the file offset, so that the kernel can use huge
+// pages. Otherwise MADV_COLLAPSE gives EINVAL.
 #include "base/mapping.hpp"
 
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bridge from an errno to a sentence: the status says which kind of shortage it was, so that a client can react
-// without reading text.
+// The bridge from an errno to a sentence. The status gives the kind of shortage, so that a client can react without
+// reading text.
 #include "base/result.hpp"
 
 #include <unistd.h>

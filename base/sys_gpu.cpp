@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// With the test seam's instruction gpu=DIR the fake driver's files count as the driver's: memfds that it made as
-// exports, and the files in DIR as nodes and information. The shipped build accepts only the driver's own.
+// With the test seam's instruction gpu=DIR the fake driver's files count as the driver's. Its memfds are exports, and
+// the files in DIR are nodes and information. The shipped build accepts only the driver's own.
 #include "base/sys_gpu.hpp"
 
 #include <fcntl.h>

@@ -19,7 +19,7 @@ using fault::Call;
 
 namespace {
 
-constexpr std::uint64_t kBlock = 512;  // of st_blocks, whatever st_blksize says
+constexpr std::uint64_t kBlock = 512;  // the unit of st_blocks, for any st_blksize
 
 FileType type_of(mode_t mode) {
   if (S_ISREG(mode)) return FileType::regular;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SEQPACKET sockets: a packet arrives whole with all its descriptors, or its flags say what was lost. Every descriptor
-// that arrives is kept or closed, whatever else is wrong with the packet.
+// that arrives is kept or closed, also if the packet is malformed.
 #include "base/sys_socket.hpp"
 
 #include <linux/sockios.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers with units in and out. Parsing is exact integer arithmetic: no size is ever silently rounded to another
-// magnitude, and a value that does not fit in 64 bits is refused.
+// Numbers with units in and out. Parsing is exact integer arithmetic. No size is ever rounded to another magnitude
+// in silence, and a value that does not fit in 64 bits is refused.
 #include "base/text.hpp"
 
 #include <array>

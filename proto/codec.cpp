@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The frame of a packet, checked before anything in it is looked at. A frame that passes here cannot make any later
-// reader step outside the bytes that arrived; whether its contents make sense is for the reader of the message.
+// reader step outside the bytes that arrived. The reader of the message checks the contents.
 #include "proto/codec.hpp"
 
 #include <algorithm>

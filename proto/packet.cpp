@@ -52,7 +52,7 @@ Incoming receive_packet(int socket, std::span<std::byte> buffer, Direction direc
     incoming.kind = Incoming::Kind::end_of_file;
     return incoming;
   }
-  // First: what was lost cannot be told from what was never sent, so no other rule would speak the truth.
+  // This comes first: lost descriptors look like descriptors that were never sent, so other rules would mislead.
   if (received->control_truncated) {
     Incoming lost = malformed("descriptors were cut off: descriptor table full, too many, or refused by an LSM", true);
     const Bytes bytes(buffer.data(), received->size);

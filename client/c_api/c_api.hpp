@@ -29,8 +29,8 @@ struct shmb_pool {
 
 namespace shmb::client::c_api {
 
-// Called where a caller is told that a process which it shares something with is gone. Set by spawn, as a rank tells
-// its supervisor: what fails of such news is not what failed first. NULL: nobody asks.
+// Called when a call reports to its caller the end of a process that shares something with it. Spawn sets it: a rank
+// passes the time on to its supervisor, because a failure after such a report is not the first one. NULL: not set.
 using EndTold = void (*)() noexcept;
 extern std::atomic<EndTold> on_end_told;
 

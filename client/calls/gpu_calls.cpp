@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packing of the GPU requests. A packet carries at most 253 descriptors, so lists are cut into as many packets as they
-// need; what was made before a later packet failed is given back.
+// Packing of the GPU requests. A packet carries at most 253 descriptors, so a longer list takes several packets. If
+// a later packet fails, the grants of the earlier ones are given back.
 #include "client/calls/gpu_calls.hpp"
 
 #include <algorithm>

@@ -25,8 +25,8 @@ struct GpuHold {
   std::uint32_t minor = UINT32_MAX;
   std::string text;  // why, where the broker could not open the node itself
 };
-// Waits until somebody keeps the GPU initialised. `node`: an own open of its device node, a copy of which goes to the
-// broker where that cannot open it itself; -1: none.
+// Waits until a process keeps the GPU initialised. `node`: the caller's open device node, or -1. A copy of it goes to a
+// broker that cannot open the node itself.
 Result<GpuHold> gpu_device(Session& session, const GpuUuid& uuid, std::string_view pci, int node, Deadline deadline);
 
 // Two exports of one chunk, by two calls to the driver. Borrowed.

@@ -50,7 +50,7 @@ Result<WorldPlace> join_world(Session& session, const WorldRequest& wish, Deadli
   auto answer = ask<SHMBW_OP_WORLD_JOIN>(session, request, {wish.address, wish.name}, deadline);
   if (!answer) return std::unexpected(answer.error());
   const shmbw_world_join_reply& got = answer->fixed;
-  session.note_group(got.group);  // whoever was in none is a member of the world's now
+  session.note_group(got.group);  // a caller without a group is now a member of the world's group
   return WorldPlace{got.world, got.group, got.pool, got.present, got.flags, got.life};
 }
 

@@ -30,7 +30,7 @@ struct WorldLeft {
 };
 Result<WorldPlace> join_world(Session& session, const WorldRequest& wish, Deadline deadline);
 Result<WorldLeft> leave_world(Session& session, std::uint64_t world, Deadline deadline);
-// The pool that stands: the first one that was told.
+// Names the pool of the world. Returns the pool that the world has: the first one that a worker named.
 Result<std::uint64_t> tell_world_pool(Session& session, std::uint64_t world, std::uint64_t pool, Deadline deadline);
 
 inline constexpr std::uint32_t kOwnFork = 0xffff'ffff;
@@ -42,7 +42,7 @@ struct RefRequest {
   shmbw_ref_state state = SHMBW_REF_STATE_REGISTERED;
   std::uint64_t counter = 0;  // not 0: that of a reference of the caller's own that the table has forgotten
   bool tell = false;          // ref_changed events for the own fork
-  std::uint32_t owner_life = 0, user_life = 0;  // 0: whoever has the place; else worker_gone if it is another one
+  std::uint32_t owner_life = 0, user_life = 0;  // 0: any life; else worker_gone if the place has another one
 };
 struct RefMade {
   RefId reference, fork;

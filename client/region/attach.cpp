@@ -44,7 +44,7 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
                          facts.page_kind == SHMBW_PAGE_KIND_MIXED;
   if (has_pages && (item.flags & kAttachNoPopulate) == 0 && facts.bytes <= kPopulateByDefault)
     (void)map_existing(*mapping, writes ? Access::read_write : Access::read, false);
-  // Every writer reports, or nobody else could publish the region; the pages are the creator's to describe.
+  // Every writer reports, or no other session could publish the region. Only the creator describes the pages.
   if (writes) ready.add(facts.ref, {0, SHMBW_PAGE_KIND_UNKNOWN});
   return std::make_shared<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CREATE, in batches: room is looked for before the broker is asked, memory is put behind the region before the caller
-// gets it, recycled memory is zeroed unless the caller does not mind.
+// CREATE, in batches. The library looks for room before it asks the broker. It puts memory behind a region before the
+// caller gets it. It zeroes recycled memory unless the caller does not mind.
 #include <algorithm>
 #include <cstring>
 
@@ -146,8 +146,8 @@ std::uint64_t populated_bytes(std::span<const CreateItem> items, std::span<const
   return bytes;
 }
 
-// Recycled memory needs no room: it has its pages. So where there is no room for all, the group's shelf is asked first,
-// and what it does not have needs room, for which the shelf is given up.
+// Recycled memory needs no room: it has its pages. So where there is no room for all, the group's shelf is asked first.
+// The other regions need room, and the shelf is given up for it.
 void create_batch(const std::shared_ptr<Session>& session, std::span<const CreateItem> items, bool strict,
                   std::int64_t timeout, std::span<Result<Region::Handle>> out) {
   const Deadline deadline = Deadline::after(timeout);

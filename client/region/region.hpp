@@ -31,8 +31,8 @@ inline constexpr std::uint32_t kAttachTimeline = 1 << 10;  // not in the C ABI: 
 inline constexpr std::uint32_t kReleaseNoRecycle = SHMB_RELEASE_NO_RECYCLE, kReleaseUnname = SHMB_RELEASE_UNNAME;
 inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
 
-// The memory behind a region of `length` bytes: whole pages, huge ones from 2 MiB. A region without bytes has one page,
-// so that it has an address, a size that the kernel can map, and a descriptor like any other.
+// The memory behind a region of `length` bytes: whole pages, huge ones from 2 MiB. A region without bytes has one page:
+// so it has an address, a size that the kernel can map, and a descriptor like any other.
 std::uint64_t rounded_bytes(std::uint64_t length);
 
 struct CreateItem {
@@ -93,10 +93,10 @@ class Region : public std::enable_shared_from_this<Region> {
   Result<Fd> descriptor(Deadline deadline);
   // Refused as `pinned` while there is another handle, because its mapping would vanish.
   Result<void> publish(Deadline deadline);
-  // Ends this handle, whatever is returned. The last handle gives back lease and mapping. A name is removed at once,
+  // Ends this handle, also on an error. The last handle gives back lease and mapping. A name is removed at once,
   // and memory that must not be recycled is not, whichever handle asked.
   static Result<void> release(Handle handle, std::uint32_t flags);
-  // For the only handle. It is invalid afterwards, whatever is returned.
+  // For the only handle. It is invalid afterwards, also on an error.
   Result<void> release(std::uint32_t flags);
   // While the result lives, the mapping stays where it is: `publish` is refused as `pinned`. A release leaves mapping
   // and lease to the result, which gives them back at its own end. A name that release removes goes at once.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Typed requests to the broker, by the number of their message:
+// Typed requests to the broker, by the number of their message.
+//
 //   call<op>        one request (of a batch: one element), and its answer
 //   call_batch<op>  the elements of one packet, and their answers in the same order
 //   post<op>        without an answer
 //   ask<op>         one whose answer is looked for later
-// The structs come from the table of the wire. Answers that are malformed are found here and nowhere else. `Door` is a
+//
+// The structs come from the table of the wire. Only this file checks the form of answers. `Door` is a
 // Session, or the Channel itself where a session is being made. Threads, errors and deadlines are those of its
 // functions call() and post().
 #pragma once

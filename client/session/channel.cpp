@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All state is under one mutex; only poll(2) and recvmsg(2) of the leader run outside of it, and nobody but the leader
-// touches the inbox.
+// All state is under one mutex; only poll(2) and recvmsg(2) of the leader run outside of it. Only the leader touches
+// the inbox.
 #include "client/session/channel.hpp"
 
 #include <poll.h>
@@ -41,8 +41,8 @@ bool watches(const Fd& set, const Fd& socket) {
   return !added && (added.error().value == EEXIST || added.error().value == ENOMEM);
 }
 
-// A full socket, or memory that the kernel could not give at that moment, or descriptors of other processes of this
-// user that lie unread in sockets: the packet goes later.
+// Errors after which the packet is sent later: the socket is full, the kernel lacks memory, or too many descriptors of
+// this user lie unread in sockets.
 bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS; }
 
 using Undo = void (*)(LateReply&);
@@ -134,7 +134,7 @@ void Channel::end() noexcept {
   // A socket at its end stays readable: in the set it would wake the caller's loop for ever.
   if (epoll_) sys::epoll_forget(epoll_.get(), watch_.get());
   want_room(false);
-  // next_event() drains it no more: each consumer of the descriptor hears of the end, however many there are.
+  // next_event() does not drain it any more: so every consumer of the descriptor sees the end.
   if (event_) sys::event_signal(event_.get());
   for (const int listener : listeners_) sys::event_signal(listener);
   wake_all();
@@ -160,7 +160,7 @@ bool Channel::has_socket() const {
   return facts ? facts->device == device_ && facts->inode == inode_ : facts.error().value != EBADF;
 }
 
-// The program may have a file of its own by the number of a descriptor that it closed, now or later: the number is
+// The program has closed a descriptor of the channel, and may use its number for another file. So the number is
 // forgotten, and that file is not closed.
 void Channel::forget_closed() {
   std::array open{pollfd{watch_.get(), 0, 0}};
@@ -260,7 +260,7 @@ void Channel::rest_for_memory(Lock& lock) {
   lock.lock();
 }
 
-// For packets that nobody waits for: those that the socket has no room for now go before the next one.
+// For packets that no thread waits for. A packet that finds the socket full goes before the next one.
 void Channel::send_later(std::span<const std::byte> packet) {
   unsent_.emplace_back(packet.begin(), packet.end());
   (void)send_unsent();
@@ -523,8 +523,8 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
   call.waiter.wake.notify_one();
 }
 
-// A reply that nobody takes, or whose descriptors were cut off. What PUBLISH has done cannot be undone: Region::publish
-// says how its caller learns of it.
+// A reply that no caller takes, or whose descriptors were cut off. A PUBLISH cannot be undone: Region::publish says how
+// its caller learns of it.
 void Channel::give_back(const wire::PacketView& view, const Pending& pending, std::span<const Fd> fds) {
   const Undo undo = kUndo[pending.op < kUndo.size() ? pending.op : 0];
   if (undo == nullptr) return;
@@ -645,7 +645,7 @@ void Channel::take_remote_event(const wire::PacketView& view) {
       return;
   }
   if (remote_events_.size() >= kMaxQueuedEvents) {
-    remote_events_.clear();  // nobody asks for them: who does later reads the lists
+    remote_events_.clear();  // no thread takes them; a later one reads the lists
     remote_gap_ = true;
   } else {
     remote_events_.push_back(event);
@@ -679,7 +679,7 @@ Result<std::optional<RemoteEvent>> Channel::next_remote_event(Deadline deadline)
   return event;
 }
 
-// For the one call that waits for it; nobody else asked.
+// For the one call that waits for it. No other call has asked.
 void Channel::take_device_event(const wire::PacketView& view) {
   const auto fixed = fixed_part<shmbw_gpu_device_event>(view);
   const auto waiting = subscriptions_.find(fixed.watch);

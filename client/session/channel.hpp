@@ -83,7 +83,7 @@ struct Event {
   std::string text;
 };
 
-// Of a world of workers: kept apart from the user's events, for whom they would be noise.
+// Events of a world of workers. They are kept apart from the events that the user subscribed to.
 struct RefId {
   std::uint64_t counter = 0;  // 0: none
   std::uint32_t creator = 0;
@@ -143,12 +143,12 @@ class Channel {
   };
   Result<std::shared_ptr<Later>> ask(std::span<std::byte> packet);
   bool has_come(Later& later);  // takes in what has arrived, without waiting. Then it is the caller's alone
-  // A request without a reply, that nobody repeats. Where the socket has no room before the deadline, the packet waits
-  // here. As soon as there is room it is sent by a thread that waits for this session, in a call or on a descriptor,
-  // also by one that waited before. Where none waits, the next call or flush() sends it.
+  // A request without a reply, which is never repeated. If the socket has no room before the deadline, the packet waits
+  // here. A thread that waits for this session, in a call or on a descriptor, sends it as soon as there is room. If
+  // none waits, the next call or flush() sends it.
   Result<void> post(std::span<std::byte> packet, Deadline deadline);
-  // The first event of `subscription` that nobody has taken, by move: while this thread leaves, whoever leads puts more
-  // there. A lost session ends the wait.
+  // The first event of `subscription` that was not taken yet. It is moved out, because the leading thread may add more
+  // while this one returns. A lost session ends the wait.
   Result<Event> await(Subscription& subscription, Deadline deadline);
   void unsubscribe(Subscription& subscription) noexcept;
 
@@ -160,8 +160,8 @@ class Channel {
   bool pump();
   void flush();             // sends what waits for room, if there is room by now; cheap where nothing waits
   int socket_descriptor();  // -1: lost
-  // For sets of descriptors: readable when something has come, and while packets wait for room and there is some;
-  // pump() takes in the one and sends the other. -1: lost.
+  // For sets of descriptors. Readable when a packet has come, and when waiting packets have room. pump() receives the
+  // former and sends the latter. -1: lost.
   int watch_descriptor();
   // Whether packets wait for room in the socket. For waits that cannot watch a descriptor: they look again soon.
   bool wants_room() const { return wants_room_.load(std::memory_order_relaxed); }
@@ -171,12 +171,12 @@ class Channel {
   std::uint64_t asked_back() const { return asked_count_.load(std::memory_order_acquire); }
   // Those behind `seen`, which moves on. False: some of them are not known any more.
   bool take_asked_back(std::uint64_t& seen, std::vector<std::uint64_t>& ids);
-  // An eventfd that is signalled when the broker tells of a pool, a world or a GPU region, whoever reads that from the
-  // socket, and when the session is lost.
+  // An eventfd that is signalled by an event of a pool, a world or a GPU region, and when the session is lost. Any
+  // thread may read the event from the socket.
   void add_listener(int event);
   void remove_listener(int event);
 
-  // How many ends of queues, opened too late, have been given back. A caller that is told BUSY, and sees this move, may
+  // How many ends of queues, opened too late, have been given back. A caller that gets BUSY, and sees this move, may
   // have asked before the broker could know.
   std::uint64_t ends_given_back();
 
@@ -202,7 +202,7 @@ class Channel {
   };
   // The request that a tag stands for. `call` is null once the caller has given up.
   struct Pending {
-    std::uint16_t op = 0;                             // 0: nobody waits, and nothing is given back
+    std::uint16_t op = 0;                             // 0: no call waits, and nothing is given back
     std::array<std::byte, kKeptOfRequest> request{};  // the first bytes behind the header
     Call* call = nullptr;
     Subscription* subscription = nullptr;

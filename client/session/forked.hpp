@@ -20,8 +20,8 @@ class ForkMark {
   void set() { word()->store(1, std::memory_order_release); }
 
  private:
-  // Not at the start of its page. Many words that are read for every message begin a page (the pool's header, the
-  // contents of slots), and they would evict each other from the processor's nearest cache.
+  // Not at the start of its page. Words that are read for every message begin a page: the pool's header, the
+  // contents of slots. At the start, this one and they would evict each other from the processor's nearest cache.
   static constexpr std::size_t kOffset = 2496;
   std::atomic<std::uint32_t>* word() const {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(page_.data() + kOffset);

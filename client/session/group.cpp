@@ -142,7 +142,7 @@ std::vector<std::uint64_t> GroupPlaces::take_late() {
   std::vector<std::uint64_t> leave;
   if (gone.supervised != 0 && gone.supervised != supervised) leave.push_back(gone.supervised);
   if (gone.member != 0 && gone.member != member) {
-    member = 0;  // the join took it out of the one that it was in
+    member = 0;  // the join took the session out of its group
     // GROUP_LEAVE names no role: of a group that is supervised too it would give up that. 0: the one it is a member of.
     leave.push_back(gone.member == supervised ? 0 : gone.member);
   }

@@ -25,7 +25,7 @@ struct GroupPlaces {
   };
   Late late = {};
 
-  // A granted reply to the plain request `op`, whose fixed part is `request`. `told`: a caller takes it.
+  // A granted reply to the plain request `op`, whose fixed part is `request`. `told`: a caller takes the reply.
   void note(std::uint16_t op, const wire::PacketView& reply, std::span<const std::byte> request, bool told);
   // The groups to leave now, as GROUP_LEAVE names them; the caller asks only when no join or creation is under way.
   std::vector<std::uint64_t> take_late();

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A reply that came after its caller's deadline, or whose descriptors were lost on the way: nobody takes what it
-// grants. For each request that the table of the wire names one for, a function gives that back. It stands beside the
-// call and is found by its name, undo_create() for CREATE. So every new call that grants something has one, or does not
-// link.
+// A reply that came after its caller's deadline, or whose descriptors were lost on the way. No caller takes its grants,
+// so an undo function gives them back. The table of the wire says which requests have one. It stands beside the call
+// and is found by its name: undo_create() for CREATE. So a new call that grants something has one, or does not link.
 //
-// The functions run in whichever thread reads the reply, under the channel's mutex: they do not wait, they call nothing
-// of a session, and they keep nothing of the reply.
+// The functions run in the thread that reads the reply, under the channel's mutex. They do not wait, they call no
+// function of a session, and they keep nothing of the reply.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +50,7 @@ class LateReply {
       if (auto element = batch->element<T>(i); element && element->outcome.status == 0) take(*element);
   }
 
-  // Sends a request whose answer nobody waits for.
+  // Sends a request whose answer no call waits for.
   template <std::uint16_t op>
   void ask(const RequestOf<op>& request) {
     channel_.ask_for_nobody(RequestPacket<op>(std::span(&request, 1), Texts{}, 0).bytes());

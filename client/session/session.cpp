@@ -231,7 +231,7 @@ std::list<Region*>::iterator Session::enrol_region(Region* region) {
 }
 
 bool Session::withdraw_region(std::list<Region*>::iterator place) {
-  const std::lock_guard taken_over(takeover_);  // whoever takes over has pointers to the handles
+  const std::lock_guard taken_over(takeover_);  // a thread that takes over has pointers to the handles
   Channel::Lock lock(channel_.mutex());
   regions_.erase(place);
   return !is_fresh_child();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A session: who we are to the broker, and the door through which every request goes. The door notices a forked child
-// and makes it a session of its own first (forked children never use the parent's connection, not even to close it
-// loudly). The tool and the supervisor use this C++ face; everybody else the C ABI on top of it.
+// A session: the identity of this process at the broker, and the door for every request. The door notices a forked
+// child and first makes a new session for it. A forked child never uses the parent's connection, not even to shut it
+// down. The tool and the supervisor use this C++ face; other programs use the C ABI on top of it.
 #pragma once
 
 #include <sys/types.h>
@@ -146,8 +146,8 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   // False: in a forked child that has not called yet, and now has nothing of it to take over. A child that is just
   // taking over is waited for.
   bool withdraw_region(std::list<Region*>::iterator place);
-  // A session joins a pool once: its handles share what is here. Not by name: what a name stands for changes with the
-  // session's group, with a removal and with a new pool, and only the broker knows of all of these.
+  // A session joins a pool once, and its handles share the object here. It is found by id: the pool behind a name
+  // changes with the session's group, a removal or a new pool, and only the broker knows of all three.
   void note_pool(const std::shared_ptr<Pool>& pool, bool whole);  // not whole: its maker still adds the memory
   std::shared_ptr<Pool> pool(std::uint64_t id);                   // a whole one
   bool makes_pool(std::uint64_t id);
@@ -164,7 +164,7 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   void add_listener(int event) { channel_.add_listener(event); }
   void remove_listener(int event) { channel_.remove_listener(event); }
   std::uint64_t next_local_id();
-  void note_group(std::uint64_t group);                               // a create told where unnamed sessions live
+  void note_group(std::uint64_t group);                               // the group of unnamed sessions, from a create
   Result<void> enter();                                               // notices a fork; cheap otherwise
   bool is_fresh_child() const { return !local_ && !mark_.intact(); }  // forked, and has not called yet
 

@@ -25,7 +25,7 @@ struct PublishedGpu {
   Region* region = nullptr;
   const Lease* lease = nullptr;
 };
-// `descriptors`: those of this element. The function takes those that it keeps.
+// `descriptors`: those of this element. The function moves out any that it keeps.
 Result<PublishedGpu> publish_gpu(Ledger& ledger, Session& session, const shmbw_gpu_publish& wish, std::string_view name,
                                  std::span<Fd> descriptors);
 // Adds chunks to a region that is not whole yet.

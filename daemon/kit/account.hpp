@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accounting: host -> uid -> group, and uid -> session. A `Charge` lives inside the object that it pays for. It is
 // taken from an account and all its parents at once, or not at all. Its destruction gives everything back. An account
-// that ends with something still charged is a bug of the broker: it is reported and never asserted, because the broker
-// must not stop.
+// that ends with a charge left is a bug of the broker. It is reported and never asserted, because the broker must not
+// stop.
 #pragma once
 
 #include <array>

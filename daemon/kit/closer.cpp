@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See closer.hpp. A thread closes all jobs that it has been given before it ends, because nobody else would.
+// See closer.hpp. A thread closes all its jobs before it ends, because no other thread would.
 #include "daemon/kit/closer.hpp"
 
 #include <algorithm>

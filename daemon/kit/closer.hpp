@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Closes descriptors and mappings on helper threads. The last close of 1 GiB of 4 KiB pages takes 173 ms (measured),
-// and the close of a file that a client made may wait for the client. Nobody else waits for either.
+// Closes descriptors and mappings on helper threads. The last close of 1 GiB of 4 KiB pages takes 173 ms (measured).
+// The close of a file that a client made may wait for the client. No other thread waits for either.
 #pragma once
 
 #include <cstddef>

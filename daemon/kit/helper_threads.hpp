@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads for system calls that may wait for somebody else: close(2) of a file that a client made, a seal that needs
-// the lock of a file, open(2) of a device that sleeps. The broker's own thread never makes such a call. A call may wait
-// for ever, so a thread may outlive its owner: thread and owner share the state, and the last of them frees it. At its
-// end the owner waits a bounded time and leaves the threads that still wait to the end of the process.
+// Threads for system calls that may wait for another process or a device. Examples: close(2) of a file that a client
+// made, a seal that needs the lock of a file, open(2) of a device that sleeps. The broker's own thread never makes such
+// a call. A call may wait for ever, so a thread may outlive its owner. They share the state, and the last one frees it.
+// At its end the owner waits a bounded time and leaves the threads that still wait to the end of the process.
 #pragma once
 
 #include <pthread.h>

@@ -84,13 +84,13 @@ void set_stamp(Pool& pool, std::uint32_t index, ParticipantState state) {
 }
 
 Result<void> may_join(const Session& session, const Pool* pool) {
-  // The process that asks is not the one that the kernel named. No event would report its end.
+  // The kernel named another process, which has ended. No event would report the end of the process that asks.
   if (session.process_gone)
     return error(Status::forked, "the process of this session has ended; connect again to join a pool");
   if (pool && session.pools.contains(pool->id))
     return std::unexpected(Error{Status::busy,
                                  0,
-                                 {.scope_id = pool->id},  // the library finds it by this, whatever the address was
+                                 {.scope_id = pool->id},  // the library finds the pool by this, for any address
                                  "this session has joined pool " + pool->text() + " already"});
   return {};
 }
@@ -375,7 +375,7 @@ Result<Cut> add_segment(Ledger& ledger, Session& session, Pool& pool, const shmb
     return error(Status::invalid, "the region belongs to another group than pool " + pool.text());
   if (!lease->writes() || region->sealed())
     return error(Status::denied, "the session may not write the region: its slots would be of no use");
-  // In system mode the mode bits bind readers, whatever writers do.
+  // In system mode the mode bits bind readers in any case.
   if (ledger.private_mode() && !region->many_writers)
     return error(Status::invalid, "the region was not created with many_writers: its first reader would close writing");
   if (wish.slot_size == 0 || wish.slots == 0) return error(Status::invalid, "a segment has slots of at least 1 byte");

@@ -17,8 +17,8 @@
 // - The broker trusts no word of the control area (law 4). Numbers are checked before they are used, and loops are as
 //   long as the directory says. An impossible value is reported and protects nothing.
 // - Nothing waits. run() does a bounded portion of work, and the pool's timer calls it again (law 8).
-// - The look comes before the sweep. A bit that is cleared too early lets a sender reuse a slot whose message is
-//   unread; a bit that stays too long only delays the reuse.
+// - The look comes before the sweep. A bit that is cleared too early lets a sender reuse the slot of an unread
+//   message. A bit that stays too long only delays the reuse.
 #pragma once
 
 #include <cstddef>

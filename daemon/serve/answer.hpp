@@ -61,7 +61,7 @@ struct BatchUnderWay {
   BatchUnderWay(const BatchUnderWay&) = delete;
   BatchUnderWay& operator=(const BatchUnderWay&) = delete;
   ~BatchUnderWay();
-  // Whether the request that has come is the one that began this batch. If it is not, the broker has a bug and logs it.
+  // Whether this request began the batch. If it did not, the broker has a bug and logs it.
   bool belongs_to(const Request& request) const;
   // Puts the reply and its descriptors back into the ledger, so that the batch can continue.
   void resume();

@@ -189,8 +189,8 @@ static bool may_disconnect(const Outbox& outbox) {
 
 // Law 8: an unread reply costs its session nothing until the descriptors in flight over all sessions pass half of the
 // kernel's allowance. Then the sessions with the oldest unread replies are disconnected, and only past the time-out.
-// While some processes are over their share, only their sessions are: a process that computes, with a doorbell on its
-// way, must not pay for others. A session without a pidfd would end by it, with all it holds, so it is left alone.
+// While some processes are over their share, only their sessions are. A process that computes while a doorbell is on
+// its way must not pay for others. A session without a pidfd would end by it, with all it holds, so it is left alone.
 void Transport::disconnect_lazy(std::int64_t now) {
   in_flight_.look_again();
   bool some_over = false;

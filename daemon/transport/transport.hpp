@@ -14,7 +14,7 @@
 // Invariants:
 // - One bad peer delays no other (law 8). Nothing here blocks, and every queue is bounded
 //   (daemon/transport/outbox.hpp). Turns are shared by user and process (daemon/kit/turns.hpp).
-// - A session is disconnected for not reading under two conditions: its reply is older than the time-out, and the
+// - A session that does not read is disconnected under two conditions. Its reply is older than the time-out, and the
 //   descriptors in flight exceed half the allowance. Its leases stay until its process ends.
 // - Each session handle gets exactly one `forget`, as the last call for it.
 // - One thread. An object that ends inside a call is destroyed after the turn, so none is destroyed while its function

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See overseer.hpp. Events of ranks are taken in the order in which they happened. An epoll of pidfds and channels
-// lists them so, because the kernel appends each to its ready list at the moment of a death or a message. wait(2) would
+// lists them so: the kernel appends each one to its ready list at the moment of the death or message. wait(2) would
 // return deaths in the order of birth. A rank that throws sends the time.
 //
 // No process is notified of an end before the end is recorded here. So a failure that this notice causes is always the
@@ -604,7 +604,7 @@ class Overseer {
   }
 
   // A death gets the time at which it is seen here. A rank whose message comes after a death in the same list threw
-  // later, whatever time it reports. Otherwise the time of the death could be too late by the time until this look.
+  // later, even if it reports an earlier time. The time of the death may be too late: the death came before this look.
   void note_order() {
     const std::size_t seen_before = deaths_.size();
     epoll_event events[64];
@@ -704,7 +704,7 @@ class Overseer {
     put_in_order(failures_found_);
   }
 
-  // Whether the cause may still come. Either a rank is still unwinding an exception that it threw earlier, or all known
+  // Whether the cause may still come. Either a rank still unwinds an exception that it threw earlier. Or all known
   // failures may only echo an end that has not been seen yet.
   bool cause_may_come() const {
     const Failure& first = failures_found_.front();

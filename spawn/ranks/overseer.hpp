@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The overseer, or supervisor proper: the process that starts the ranks, serves their requests, records their ends,
-// ends the rest after the first failure, and computes the verdict once. It has one thread and one loop. Its peers are
-// the guard above it (spawn/ranks/supervisor.hpp), the parent that waits for the verdict, and the ranks below it.
+// The overseer, or supervisor proper: the process that starts the ranks, serves their requests and records their ends.
+// After the first failure it ends the others, and it computes the verdict once. It has one thread and one loop. Its
+// peers are the guard above it (spawn/ranks/supervisor.hpp), the parent that waits for the verdict, and the ranks below
+// it.
 //
 // The states of a run:
 // - starting: all ranks are forked at once. A failure before exec comes back over one pipe, and ends the run as "could

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of a supervisor: how many ranks of what, and how they are ended. It travels from the caller to the spawner
-// program as bytes in a sealed memory file, so the limit of the command line does not apply.
+// The plan of a supervisor: how many ranks of what, and how they are ended. It goes from the caller to the spawner
+// program in a sealed memory file, so the limit of the command line does not apply.
 #pragma once
 
 #include <sys/types.h>

@@ -40,12 +40,12 @@ class Processes {
   Result<void> start_guard(const Plan& plan);
   Result<void> fork_guard(const Plan& plan);
   // Regions that ranks return are held for this process from before the ranks' end until it takes them. Their tickets
-  // end with a session of this process and with this object. So they end at whatever moment it is killed.
+  // end with a session of this process and with this object. So they end also if it is killed, at any moment.
   Result<void> meet_broker(Plan& plan, client::Deadline deadline);
   // Reads what has come. False: end of file.
   bool listen();
-  // The same. True: nothing more will come. The end of the socket alone is no proof: a child that another thread of the
-  // host forked at the same time has a copy of the far end.
+  // The same. True: nothing more will come. The end of the socket alone is no proof. Another thread of the program may
+  // have forked at the same time, and its child has a copy of the far end.
   bool over();
   // Waits until a message may be there. False: the deadline has passed.
   Result<bool> wait(client::Deadline deadline);

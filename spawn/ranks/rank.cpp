@@ -59,8 +59,8 @@ struct State {
   bool reading = false, closed = false;
   std::uint64_t last_tag = 0;
   std::map<std::uint64_t, std::optional<Frame>> answers;  // by tag, of open requests
-  // CLOCK_MONOTONIC times: of a throw that nothing catches, of the last report of another rank's end, and of the last
-  // such report that was passed to the supervisor. 0: never.
+  // CLOCK_MONOTONIC times of three events: an uncaught throw, the last report of another rank's end, and the last such
+  // report that was passed to the supervisor. 0: never.
   std::atomic<std::int64_t> thrown_at = 0, heard_at = 0, passed_on_at = 0;
 };
 

@@ -17,8 +17,8 @@ std::string type_text(const char* mangled);
 // "a::f<g>" of "std::vector<int> a::f<g>(int)".
 std::string_view function_in(std::string_view name);
 
-// One line for each frame, starting with the one that threw. Frames of std, of the C library and of this library are
-// left out, and so are the frame that returns to `bottom` and all frames above it.
+// One line for each frame. The first is the frame that threw. Frames of std, of the C library and of this library are
+// left out. So are the frame that returns to `bottom` and all frames above it.
 std::string stack_text(void* const* frames, std::size_t count, const void* bottom);
 
 }  // namespace shmb::spawn

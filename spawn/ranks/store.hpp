@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The requests of ranks to each other through their supervisor: barrier, broadcast, all-gather, and a store of small
-// values. The supervisor sees every death at once, so no rank waits for a dead one: a request that needs a dead rank
+// values. The supervisor sees every death at once, so no rank waits for a dead one. A request that needs a dead rank
 // gets peer_gone with that rank's number. Everything is bounded.
 #pragma once
 

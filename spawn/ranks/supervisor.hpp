@@ -35,7 +35,7 @@ class Reporter {
   virtual Result<void> enter_supervisor() { return {}; }
   // The last process of the tree is gone. In the supervisor, or in the guard when that one was killed.
   virtual void tree_gone() {}
-  // Brokers: they are neither waited for nor signalled, whoever their parent is.
+  // Brokers. The supervisor neither waits for them nor signals them, even if one of the tree started them.
   virtual std::vector<pid_t> bystanders() { return {}; }
   // A sentence for the person at the terminal, with its end of line. Empty: nothing is printed. The supervisor writes
   // it, because a terminal or pipe that takes nothing must not delay it.
@@ -61,9 +61,9 @@ struct Outcome {
 // Returns when no process of the tree is left. The caller has one thread and has connected to its broker already: a
 // broker started later would become a child of this subreaper.
 //
-// Signals to the caller: TERM, INT, HUP and QUIT end the tree, the first time with that signal and a grace, the second
-// time with SIGKILL. A signal from the terminal is left to the ranks, which got it too. USR1 and USR2 go to the ranks.
-// The end of `parent` ends the tree, and so does end of file on its socket.
+// Signals to the caller: TERM, INT, HUP and QUIT end the tree. The first time the tree gets that signal and a
+// grace, the second time SIGKILL. A signal from the terminal is left to the ranks, which got it too. USR1 and USR2 go
+// to the ranks. The end of `parent` ends the tree, and so does end of file on its socket.
 Outcome run_job(const Plan& plan, Reporter& reporter, Parent parent = {});
 
 // Closes every descriptor of this process but these.

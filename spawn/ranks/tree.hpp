@@ -27,7 +27,7 @@ struct Process {
 // One line of /proc/PID/stat. The name may hold spaces, parentheses and newlines, so the last ')' ends it.
 Sys<Process> parse_stat(std::string_view line);
 Sys<Process> process(pid_t pid);
-// Whether the kernel has begun to end the process. It then runs no code of its program any more, whatever /proc shows.
+// Whether the kernel has begun to end the process. Then no code of its program runs, even if /proc still shows it.
 Sys<bool> exiting(pid_t pid);
 // Every process below `root`, parents first, without `root`, and without `skip` and what is below those.
 Sys<std::vector<Process>> descendants(pid_t root, std::span<const pid_t> skip);

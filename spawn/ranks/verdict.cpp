@@ -68,9 +68,9 @@ Result<Verdict> Verdict::decode(std::string_view bytes) {
 
 bool may_echo(const Failure& failure) { return failure.heard != 0 && failure.time - failure.heard <= kEcho; }
 
-// The time of a death is when it was seen here. A rank can get the news a little earlier, for example from the broker,
-// which sees the end by another socket. So a failure that follows such news comes after the earliest one that follows
-// none, if that one came soon enough to be the subject of the news.
+// The time of a death is the time when it was seen here. A rank can get a report of it a little earlier, for example
+// from the broker, which sees the end by another socket. Call a failure soon after such a report an echo. It comes
+// after the earliest failure that is no echo, if that one came soon enough to be the subject of the report.
 void put_in_order(std::vector<Failure>& failures) {
   const auto own = [](const Failure& one) { return !one.ended_by_us && !may_echo(one); };
   std::int64_t first_own = INT64_MAX;

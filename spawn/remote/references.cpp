@@ -304,8 +304,8 @@ bool References::decided(Reference& reference) const {
 }
 
 // The broker says that no worker refers to the value `id`. This worker may have shared its value again since, so it
-// asks the broker. If there is no value, its creation was never sent: its creator holds a reference until the creation
-// has arrived, and messages are read before events of the broker.
+// asks the broker. If there is no value, its creation was never sent. For its creator holds a reference until the
+// creation has arrived, and messages are read before events of the broker.
 void References::unused(RefId id) {
   if (life_.leaving()) return;  // all values end with this worker
   const auto found = values_.find(id);

@@ -4,7 +4,7 @@
 // A request waits in `work_` until a thread that may serve runs it. A request about a value that is not there yet waits
 // with that value. If not even its creation has come, the request waits in `unknown_`. Both go to `work_` when the
 // value comes. The number of waiting requests is bounded, and more are refused. A value is settled with the broker
-// before any request is answered from it: if the creator's deadline was earlier, the value has failed for every worker.
+// before any request is answered from it. If the creator's deadline was earlier, the value has failed for every worker.
 // A request of this worker to itself takes the same way, and its answer ends the call without a message.
 #pragma once
 
