@@ -313,7 +313,7 @@ def protocol_tables(table, known):
         out += ["", f"#### {item['name']}", "", item["doc"], ""] + known[item["name"]].markdown()
     out += ["", *traits_table(table), "### Requests and replies"]
     for m in table["message"]:
-        notes = ["batch" if m["kind"] == "batch" else "plain", f"since protocol {m['since']}"] + (["one-way"] if "reply" not in m else [])
+        notes = ["batch" if m["kind"] == "batch" else "plain", f"since protocol {m.get('since', 1)}"] + (["one-way"] if "reply" not in m else [])
         out += ["", f"#### {m['op']} {m['name']} ({', '.join(notes)})", "", m["doc"], "", "Request:" if m["kind"] == "plain" else "Request element:", ""]
         out += known[m["name"]].markdown()
         out += [f"Texts: {', '.join(m['texts'])}."] if m.get("texts") else []
