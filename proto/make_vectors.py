@@ -177,6 +177,7 @@ def requests():
     request("group_join", {"token": TOKEN, "owner_uid": 1000, "flags": 3}, {"name": "train"})
     request("group_leave", {"group": 2})
     request("group_end", {"group": 0, "flags": 3}, {"name": "train"})
+    request("group_limit", {"group": 0, "bytes": 4 * GIB}, {"name": "train"})
     request("watch",
             {"kind": 2, "events": 0x3f, "owner_uid": 1000, "flags": 1, "region": KV, "group": 2, "watch": 9},
             {"group": "train", "name": "kv"})
@@ -241,6 +242,7 @@ def replies():
     reply("group_create", {"group": 2, "token": TOKEN})
     reply("group_join", {"group": 2})
     reply("group_leave", {"group": 0})
+    reply("group_limit", {"group": 2, "bytes": 4 * GIB, "before": 2**64 - 1, "used": 10 * GIB})
     reply("group_end", {"members": 3, "regions": 2, "bytes_freed": 10 * GIB})
     reply("watch", {"watch": 9, "state": 5})
     reply("status",

@@ -50,6 +50,7 @@ enum shmbw_op {
   SHMBW_OP_REF_RELEASE = 31,
   SHMBW_OP_REF_SETTLE = 32,
   SHMBW_OP_REF_ASK = 33,
+  SHMBW_OP_GROUP_LIMIT = 34,
   SHMBW_OP_GPU_DEVICE = 40,
   SHMBW_OP_GPU_PUBLISH = 41,
   SHMBW_OP_GPU_CHUNKS = 42,
@@ -1062,6 +1063,21 @@ struct shmbw_ref_ask_reply {
   uint32_t reserved1; /* zero */
 };
 
+struct shmbw_group_limit {
+  uint64_t group;
+  uint64_t bytes; /* the new limit; 0: what is configured */
+  uint16_t name_len; /* when group is 0: bytes of text name (own uid) */
+  uint16_t reserved0; /* zero */
+  uint32_t reserved1; /* zero */
+};
+
+struct shmbw_group_limit_reply {
+  uint64_t group;
+  uint64_t bytes; /* the limit now; all ones: none */
+  uint64_t before; /* the limit before this request */
+  uint64_t used; /* bytes of the group's regions */
+};
+
 struct shmbw_gpu_device {
   uint8_t uuid[16]; /* of the GPU, or of the MIG device */
   uint32_t flags; /* gpu_device flags; node_given: one descriptor travels with the request */
@@ -2018,6 +2034,17 @@ SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, created) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, error_len) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, reserved0) == 26);
 SHMBW_CHECK(offsetof(struct shmbw_ref_ask_reply, reserved1) == 28);
+SHMBW_CHECK(sizeof(struct shmbw_group_limit) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_group_limit, group) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_group_limit, bytes) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_group_limit, name_len) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_group_limit, reserved0) == 18);
+SHMBW_CHECK(offsetof(struct shmbw_group_limit, reserved1) == 20);
+SHMBW_CHECK(sizeof(struct shmbw_group_limit_reply) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_group_limit_reply, group) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_group_limit_reply, bytes) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_group_limit_reply, before) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_group_limit_reply, used) == 24);
 SHMBW_CHECK(sizeof(struct shmbw_gpu_device) == 24);
 SHMBW_CHECK(offsetof(struct shmbw_gpu_device, uuid) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_gpu_device, flags) == 16);

@@ -557,6 +557,21 @@ template <class F> constexpr void visit_fields(shmbw_ref_ask_reply& s, F&& f) {
   f("reserved0", s.reserved0);
   f("reserved1", s.reserved1);
 }
+constexpr bool reserved_zero(const shmbw_group_limit& s) { return s.reserved0 == 0 && s.reserved1 == 0; }
+template <class F> constexpr void visit_fields(shmbw_group_limit& s, F&& f) {
+  f("group", s.group);
+  f("bytes", s.bytes);
+  f("name_len", s.name_len);
+  f("reserved0", s.reserved0);
+  f("reserved1", s.reserved1);
+}
+constexpr bool reserved_zero(const shmbw_group_limit_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_group_limit_reply& s, F&& f) {
+  f("group", s.group);
+  f("bytes", s.bytes);
+  f("before", s.before);
+  f("used", s.used);
+}
 constexpr bool reserved_zero(const shmbw_gpu_device& s) { return s.reserved == 0; }
 template <class F> constexpr void visit_fields(shmbw_gpu_device& s, F&& f) {
   f("uuid", s.uuid);
@@ -1257,6 +1272,11 @@ template <class F> constexpr void visit_texts(shmbw_ref_ask&, F&&) {
 template <class F> constexpr void visit_texts(shmbw_ref_ask_reply& s, F&& f) {
   f("error", s.error_len);
 }
+template <class F> constexpr void visit_texts(shmbw_group_limit& s, F&& f) {
+  f("name", s.name_len);
+}
+template <class F> constexpr void visit_texts(shmbw_group_limit_reply&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_gpu_device& s, F&& f) {
   f("pci", s.pci_len);
 }
@@ -1418,6 +1438,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(31, ref_release, true) \
   X(32, ref_settle, true) \
   X(33, ref_ask, false) \
+  X(34, group_limit, false) \
   X(40, gpu_device, false) \
   X(41, gpu_publish, true) \
   X(42, gpu_chunks, false) \
@@ -1463,6 +1484,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(31, ref_release, true) \
   X(32, ref_settle, true) \
   X(33, ref_ask, false) \
+  X(34, group_limit, false) \
   X(40, gpu_device, false) \
   X(41, gpu_publish, true) \
   X(42, gpu_chunks, false) \

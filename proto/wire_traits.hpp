@@ -46,6 +46,7 @@ inline constexpr std::array<Traits, 65> kTraits = [] {
   table[SHMBW_OP_REF_RELEASE] = {.name = "REF_RELEASE", .batch = true, .has_reply = true, .no_reply = NoReply::allowed};
   table[SHMBW_OP_REF_SETTLE] = {.name = "REF_SETTLE", .batch = true, .has_reply = true, .no_reply = NoReply::allowed};
   table[SHMBW_OP_REF_ASK] = {.name = "REF_ASK", .has_reply = true};
+  table[SHMBW_OP_GROUP_LIMIT] = {.name = "GROUP_LIMIT", .has_reply = true};
   table[SHMBW_OP_GPU_DEVICE] = {.name = "GPU_DEVICE", .has_reply = true, .fds_in = true};
   table[SHMBW_OP_GPU_PUBLISH] = {.name = "GPU_PUBLISH", .batch = true, .has_reply = true, .fds_in = true, .undo = SHMBW_OP_RELEASE};
   table[SHMBW_OP_GPU_CHUNKS] = {.name = "GPU_CHUNKS", .has_reply = true, .fds_in = true};

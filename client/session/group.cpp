@@ -80,6 +80,18 @@ Result<GroupEnding> Session::end_group(std::uint64_t group, const std::string& n
   return GroupEnding{answer->fixed.members, answer->fixed.regions, answer->fixed.bytes_freed};
 }
 
+Result<GroupLimit> Session::limit_group(std::uint64_t group, const std::string& name, std::uint64_t bytes,
+                                        Deadline deadline) {
+  if (local_) return needs_broker("groups");
+  shmbw_group_limit request{};
+  request.group = group;
+  request.bytes = bytes;
+  request.name_len = static_cast<std::uint16_t>(name.size());
+  auto answer = client::call<SHMBW_OP_GROUP_LIMIT>(*this, request, {name}, deadline);
+  if (!answer) return std::unexpected(of_broker(std::move(answer.error())));
+  return GroupLimit{answer->fixed.bytes, answer->fixed.before, answer->fixed.used};
+}
+
 // The death of the awaited side ends the wait by itself: the broker tells the group's end, and its own end is seen
 // here.
 Result<void> Session::wait_group(std::uint64_t group, Deadline answer, Deadline wait) {

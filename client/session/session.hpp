@@ -65,6 +65,9 @@ struct GroupEnding {
   std::uint32_t members = 0, regions = 0;
   std::uint64_t bytes_freed = 0;
 };
+struct GroupLimit {
+  std::uint64_t bytes = 0, before = 0, used = 0;  // UINT64_MAX: none
+};
 
 // The subject of a watch: a region, a name at an address, a group by id or name, or the reclaims of a group or of the
 // caller's uid.
@@ -114,6 +117,8 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   Result<std::uint64_t> join_group(const Token& token, std::uint32_t flags, Deadline deadline);
   Result<std::uint64_t> leave_group(std::uint64_t group, Deadline deadline);
   Result<GroupEnding> end_group(std::uint64_t group, const std::string& name, std::uint32_t flags, Deadline deadline);
+  // `bytes`: the new limit of the group's memory; 0: what is configured. `name` counts where `group` is 0.
+  Result<GroupLimit> limit_group(std::uint64_t group, const std::string& name, std::uint64_t bytes, Deadline deadline);
   Result<void> wait_group(std::uint64_t group, Deadline answer, Deadline wait);
 
   Result<Watch> watch(const WatchSpec& spec, Deadline deadline);

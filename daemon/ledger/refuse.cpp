@@ -80,7 +80,10 @@ class Keys {
     const bool of_file = std::ranges::any_of(keys_, [](const std::string& key) { return key.starts_with("limits."); });
     if (of_file && !ledger_.config.file.empty()) out += " in " + ledger_.config.file + ", which the next broker reads";
     if (!made_too_small_) return out;
-    return "make a new group with a higher limit" + (out.empty() ? out : ", and " + out);
+    const bool of_bytes = shortage_.slot == SHMBW_SLOT_BYTES;
+    return std::string(of_bytes ? "raise the group's limit (`shmbroker limit`)"
+                                : "make a new group with a higher limit") +
+           (out.empty() ? out : ", and " + out);
   }
 
  private:
@@ -128,7 +131,7 @@ class Keys {
   const Shortage& shortage_;
   const std::string slot_;
   std::vector<std::string> keys_;
-  bool made_too_small_ = false;  // its maker set a limit for the group, and it is met
+  bool made_too_small_ = false;  // the group has a limit of its own, below the configured one, and it is met
 };
 
 // The largest of many. It looks only at their bytes: a table may be long, and a refusal must stay cheap.

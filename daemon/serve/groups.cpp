@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GROUP_CREATE, GROUP_JOIN, GROUP_LEAVE, GROUP_END and WATCH.
+// GROUP_CREATE, GROUP_JOIN, GROUP_LEAVE, GROUP_END, GROUP_LIMIT and WATCH.
 #include "base/text.hpp"
 #include "daemon/ledger/create.hpp"
 #include "daemon/ledger/grant.hpp"
@@ -89,6 +89,16 @@ void serve_group_leave(const Request& request) {
 
 namespace {
 
+// A group by its id, or by its name among those of the caller's user.
+Result<Group*> meant_group(const Request& request, std::uint64_t id, std::string_view name) {
+  const Session& session = request.session;
+  if (id == 0 && name.empty())
+    return std::unexpected(plain(Status::not_found, "no group was named: give its id or name"));
+  Group* const group = id != 0 ? find_group(request.ledger, id) : find_group(request.ledger, session.uid, name);
+  if (group != nullptr && (may_address(session, *group) || session.admin)) return group;
+  return std::unexpected(id != 0 ? no_such_group(id) : no_such_group(session, session.uid, name));
+}
+
 // The processes that the end of a live group would affect, by pid and program: a few of them, and the number of the
 // rest.
 std::string live_members(const Group& group) {
@@ -122,12 +132,9 @@ void serve_group_end(const Request& request) {
   if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
   if ((wish->flags & ~std::uint32_t{SHMBW_END_KNOWN}) != 0)
     return request.fail(Status::unknown_flags, "an end flag is not known to this broker");
-  Group* group = wish->group ? find_group(ledger, wish->group)
-                             : (name->empty() ? nullptr : find_group(ledger, session.uid, *name));
-  if (wish->group == 0 && name->empty())
-    return request.fail(Status::not_found, "no group was named: give its id or name");
-  if (!group || !(may_address(session, *group) || session.admin))
-    return request.fail(wish->group ? no_such_group(wish->group) : no_such_group(session, session.uid, *name));
+  auto meant = meant_group(request, wish->group, *name);
+  if (!meant) return request.fail(meant.error());
+  Group* group = *meant;
   if (group->closed) return request.fail(Status::group_ended, "the group has ended already");
   bool tree_gone = (wish->flags & SHMBW_END_TREE_GONE) != 0;
   if (tree_gone && session.supervises != group)
@@ -155,6 +162,42 @@ void serve_group_end(const Request& request) {
   group = find_group(ledger, id);
   reply.regions = group ? group->regions.size() : 0;
   reply.bytes_freed = tally.bytes;
+  request.answer(reply);
+}
+
+void serve_group_limit(const Request& request) {
+  const Session& session = request.session;
+  auto wish = request.read<shmbw_group_limit>();
+  if (!wish) return;
+  wire::TextReader texts(request.packet.rest);
+  auto name = texts.take(wish->name_len);
+  if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
+  auto meant = meant_group(request, wish->group, *name);
+  if (!meant) return request.fail(meant.error());
+  Group& group = **meant;
+  if (session.uid != group.uid && !session.admin)
+    return request.fail(Status::denied, "the limit of a group is set by its owner");
+  const std::uint64_t configured = group.configured(Resource::bytes);
+  const std::uint64_t used = group.account.used(Resource::bytes);
+  if (wish->bytes > configured && !session.admin)
+    return request.fail(
+        Error{Status::limit,
+              0,
+              {.slot = SHMBW_SLOT_BYTES,
+               .scope = SHMBW_SCOPE_GROUP,
+               .scope_id = group.id,
+               .limit = configured,
+               .used = used,
+               .asked = wish->bytes},
+              "group " + group.text() + " may have a limit of at most " + format_size(configured) + ", and uses " +
+                  format_size(used) + "; asked " + format_size(wish->bytes) +
+                  "; an administrator may set more (`sudo shmbroker limit`), or raise limits.group_bytes"});
+  shmbw_group_limit_reply reply{};
+  reply.group = group.id;
+  reply.before = group.account.limit(Resource::bytes);
+  reply.bytes = wish->bytes != 0 ? wish->bytes : configured;
+  reply.used = used;
+  group.account.set_limit(Resource::bytes, reply.bytes);
   request.answer(reply);
 }
 

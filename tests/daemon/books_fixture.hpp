@@ -175,6 +175,9 @@ class Client {
   Packet& end_group(std::uint64_t group, std::uint32_t flags = 0) {
     return call(SHMBW_OP_GROUP_END, shmbw_group_end{group, flags, 0, 0});
   }
+  Packet& limit_group(std::uint64_t group, std::uint64_t bytes) {
+    return call(SHMBW_OP_GROUP_LIMIT, shmbw_group_limit{group, bytes, 0, 0, 0});
+  }
   Packet& watch_region(shmbw_region_ref ref, std::uint32_t events);
   Packet& watch_name(std::string_view group, std::string_view name);
   Packet& watch_group(std::uint64_t group);

@@ -312,6 +312,51 @@ TEST_CASE("a session that may not end a group is denied, or learns nothing") {
   CHECK(owner.end_group(fixed.group, 0x100).status() == Status::unknown_flags);
 }
 
+TEST_CASE("a group's limit can be lowered below what it uses: that frees nothing and refuses new regions") {
+  Config config;
+  config.limits.group_bytes = 16 * 4096;
+  World world(config);
+  Client owner = world.client(1000), guest = world.client(2000), stranger = world.client(3000), admin = world.admin();
+  const auto fixed = owner.make_group({.name = "g"}).fixed<shmbw_group_create_reply>();
+  REQUIRE(owner.join("g").status() == Status::ok);
+  REQUIRE(guest.join(fixed.token).status() == Status::ok);
+  Created first = owner.create({.length = 8 * 4096});
+  REQUIRE(first.status == Status::ok);
+
+  const auto set = [&](Client& client, std::uint64_t bytes) {
+    Packet& reply = client.limit_group(fixed.group, bytes);
+    REQUIRE(reply.status() == Status::ok);
+    return reply.fixed<shmbw_group_limit_reply>();
+  };
+  const auto lowered = set(owner, 4096);
+  CHECK(lowered.group == fixed.group);
+  CHECK(lowered.bytes == 4096);
+  CHECK(lowered.before == 16 * 4096);
+  CHECK(lowered.used == 8 * 4096);
+  CHECK(row_of(owner, fixed.group).bytes == 8 * 4096);
+  const Created refused = owner.create();
+  CHECK(refused.status == Status::limit);
+  CHECK(refused.error.shortage.limit == 4096);
+  CHECK(refused.error.sentence.find("raise the group's limit (`shmbroker limit`)") != std::string::npos);
+  CHECK(owner.release(first.ref()).status == Status::ok);
+  CHECK(owner.create().status == Status::ok);  // there is room again below the new limit
+
+  const Packet& above = owner.limit_group(fixed.group, 17 * 4096);
+  CHECK(above.status() == Status::limit);
+  CHECK(above.error().shortage.limit == 16 * 4096);
+  CHECK(above.error().shortage.used == 4096);
+  CHECK(above.error().shortage.asked == 17 * 4096);
+  CHECK(set(owner, 0).before == 4096);  // what was refused has changed nothing
+  CHECK(set(owner, 16 * 4096).before == 16 * 4096);
+  CHECK(set(admin, 32 * 4096).bytes == 32 * 4096);
+  CHECK(owner.create({.length = 20 * 4096}).status == Status::ok);
+  CHECK(set(owner, 0).bytes == 16 * 4096);
+
+  CHECK(guest.limit_group(fixed.group, 4096).status() == Status::denied);
+  CHECK(stranger.limit_group(fixed.group, 4096).status() == Status::not_found);
+  CHECK(owner.limit_group(0, 4096).status() == Status::not_found);
+}
+
 TEST_CASE("a supervised group ends when no member is left and the supervisor reports the tree gone") {
   World world;
   Client run = world.client(1000), member = world.client(1000);

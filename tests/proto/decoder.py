@@ -58,6 +58,7 @@ REQUESTS = {
     31: ("ref_release", True, "Q:world F:fork", ""),
     32: ("ref_settle", True, "Q:world F:reference I:state H:error_len H:reserved", "error"),
     33: ("ref_ask", False, "Q:world F:reference I:flags I:reserved", ""),
+    34: ("group_limit", False, "Q:group Q:bytes H:name_len H:reserved0 I:reserved1", "name"),
     40: ("gpu_device", False, "16:uuid I:flags H:pci_len H:reserved", "pci"),
     41: ("gpu_publish", True, "Q:group Q:bytes Q:chunk_bytes Q:granularity q:keep 16:uuid Q:manifest_bytes I:kind I:flags I:rights I:chunks "
          "I:driver H:name_len H:reserved Q:offset Q:allocation 64:handle", "name"),
@@ -108,6 +109,7 @@ REPLIES = {
     31: ("ref_release", True, "O:outcome", ""),
     32: ("ref_settle", True, "O:outcome I:state I:users", ""),
     33: ("ref_ask", False, "I:state I:owner I:users I:in_flight q:created H:error_len H:reserved0 I:reserved1", "error"),
+    34: ("group_limit", False, "Q:group Q:bytes Q:before Q:used", ""),
     40: ("gpu_device", False, "Q:watch I:hold I:minor", ""),
     41: ("gpu_publish", True, "O:outcome R:region Q:bytes Q:group I:rights I:state I:chunks I:reserved", ""),
     42: ("gpu_chunks", False, "I:state I:chunks", ""),

@@ -282,6 +282,12 @@ const std::vector<Valid>& all_valid() {
       return plain(SHMBW_OP_GROUP_JOIN, tag, join, s.group_name);
     });
     add("GROUP_LEAVE", [](S s, Tag tag) { return plain(SHMBW_OP_GROUP_LEAVE, tag, shmbw_group_leave{s.group}); });
+    add("GROUP_LIMIT", [](S s, Tag tag) {
+      shmbw_group_limit limit{};
+      limit.group = s.group;
+      limit.bytes = 64 << 20;
+      return plain(SHMBW_OP_GROUP_LIMIT, tag, limit);
+    });
     add("GROUP_END", [](S s, Tag tag) {
       shmbw_group_end end{};
       end.group = s.group;

@@ -174,6 +174,8 @@ TEST_CASE("a name is 1 to 96 bytes of a fixed alphabet, in every request that ca
       shmbw_group_end end{};
       end.name_len = length;
       check_plain(client, SHMBW_OP_GROUP_END, end, name, Status::not_found, "group");
+      check_plain(client, SHMBW_OP_GROUP_LIMIT, shmbw_group_limit{0, 1, length, 0, 0}, name, Status::not_found,
+                  "group");
       shmbw_list list{};
       list.table = SHMBW_TABLE_REGIONS;
       list.group_len = length;
@@ -403,7 +405,9 @@ TEST_CASE("groups, watches and lists refuse words that they do not know and thin
       shmbw_group_end end{};
       end.group = id;
       check_plain(client, SHMBW_OP_GROUP_END, end, {}, Status::not_found, "no group");
+      check_plain(client, SHMBW_OP_GROUP_LIMIT, shmbw_group_limit{id, 1, 0, 0, 0}, {}, Status::not_found, "no group");
     }
+    check_plain(client, SHMBW_OP_GROUP_LIMIT, shmbw_group_limit{}, {}, Status::not_found, "no group");
     check_plain(client, SHMBW_OP_GROUP_END, shmbw_group_end{}, {}, Status::not_found, "no group");
     RawPacket made = client.call(SHMBW_OP_GROUP_CREATE, shmbw_group_create{});
     REQUIRE(made.ok());

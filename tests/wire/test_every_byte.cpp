@@ -51,7 +51,8 @@ bool aims_at(std::uint64_t group, const Packet& packet) {
   std::size_t step = 0;
   if (header.op == SHMBW_OP_CREATE) step = sizeof(shmbw_create);
   else if (header.op == SHMBW_OP_GPU_PUBLISH) step = sizeof(shmbw_gpu_publish);
-  else if (header.op != SHMBW_OP_GROUP_END && header.op != SHMBW_OP_POOL_CREATE && header.op != SHMBW_OP_GPU_TIMELINE)
+  else if (header.op != SHMBW_OP_GROUP_END && header.op != SHMBW_OP_GROUP_LIMIT && header.op != SHMBW_OP_POOL_CREATE &&
+           header.op != SHMBW_OP_GPU_TIMELINE)
     return false;
   std::size_t at = sizeof header + (step ? sizeof(shmbw_batch) : 0);
   for (; at + sizeof group <= packet.size(); at += step) {

@@ -20,7 +20,7 @@ struct Expected {
   std::string key;  // what the sentence says to raise
 };
 
-const std::string kNewGroup = "make a new group with a higher limit";  // no key of the configuration
+const std::string kGroupOfItsOwn = "raise the group's limit (`shmbroker limit`)";  // no key of the configuration
 
 // The key that a sentence tells to raise has to be one that the broker takes.
 bool is_a_key(const std::string& sentence) {
@@ -48,7 +48,7 @@ void check_limit(const shmb::Error& error, const Expected& expected, shmb::Statu
   CHECK(error.shortage.used == expected.used);
   CHECK(error.shortage.asked == expected.asked);
   CHECK(error.sentence.find(expected.key) != std::string::npos);
-  if (!error.sentence.ends_with(kNewGroup)) CHECK(is_a_key(error.sentence));
+  if (!error.sentence.ends_with(kGroupOfItsOwn)) CHECK(is_a_key(error.sentence));
 }
 
 shmb::Error refused_create(RawClient& client, const shmbw_create& wish, std::string_view name = {}) {
@@ -102,7 +102,7 @@ TEST_CASE("bytes are limited per host, uid and group, and each refusal names its
     wished.limit_bytes = 8 * k;
     auto own = third.call(SHMBW_OP_GROUP_CREATE, wished).fixed<shmbw_group_create_reply>();
     check_limit(refused_create(third, sized_in(9 * k, own.group)),
-                {SHMBW_SLOT_BYTES, SHMBW_SCOPE_GROUP, 8 * k, 0, 12 * k, kNewGroup});
+                {SHMBW_SLOT_BYTES, SHMBW_SCOPE_GROUP, 8 * k, 0, 12 * k, kGroupOfItsOwn});
   });
 }
 

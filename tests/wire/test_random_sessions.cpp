@@ -233,6 +233,7 @@ void Crowd::act_on_groups(One& one, std::uint64_t tag, std::uint64_t which) {
       wish.group = group();
       wish.flags = static_cast<std::uint32_t>(below(4));
       play(one, plain(SHMBW_OP_GROUP_END, tag, wish));
+      play(one, plain(SHMBW_OP_GROUP_LIMIT, tag, shmbw_group_limit{group(), below(1) << 20, 0, 0, 0}));
       return;
     }
     case 14: {
