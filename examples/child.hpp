@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process of a demonstration: the program itself, started anew with a role as its arguments, so that it has nothing
-// from its parent but the terminal. It dies with its parent.
+// A process of a demonstration: the program itself, started again with a role as its arguments. So it has nothing from
+// its parent but the terminal. It dies with its parent.
 #pragma once
 
 #include <signal.h>

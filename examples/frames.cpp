@@ -4,8 +4,8 @@
 //
 //     frames camera      frames viewer 1      frames viewer 2      frames viewer 3
 //
-// and kill what you like, or let `frames --demo SECONDS` do that: it starts the four, kills one after the other at
-// random, and checks that no frame was torn, that none came out of order, and that all memory is free at the end.
+// and kill any of them. Or run `frames --demo SECONDS`: it starts the four and kills one after the other at random. It
+// checks that no frame was torn, that none came out of order, and that all memory is free at the end.
 //
 //     g++ -std=c++20 -O2 frames.cpp -o frames -pthread $(pkg-config --cflags --libs shmbroker)
 #include <algorithm>
@@ -90,7 +90,7 @@ shmbroker::Queue open_reports(const Studio& studio, shmbroker::Role role) {
 }
 
 void send_report(const shmbroker::Queue& reports, const Report& report) {
-  // Without a driver nobody reads them: a report that has no room is not worth waiting for.
+  // Without a driver no process reads the reports, so do not wait for room.
   const auto sent = reports.try_send(std::as_bytes(std::span(&report, 1)), shmbroker::Timeout::no_wait());
   if (!sent && sent.error().status() != shmbroker::Status::full &&
       sent.error().status() != shmbroker::Status::peer_gone)
@@ -130,7 +130,7 @@ void camera() {
   }
 }
 
-// Looks at each frame where it lies. When the camera dies it hears of it, and waits for the next one.
+// Looks at each frame in place. When the camera dies it gets peer_gone, and waits for the next camera.
 void viewer(std::uint32_t who) {
   const Studio studio = enter("viewer");
   const auto frames = open_frames(studio, shmbroker::Role::reader);
@@ -174,7 +174,7 @@ class Demo {
     wait_until_everybody_works();
     while (Clock::now() - begin < length || deaths_ < std::size(crew_)) {
       take_reports(std::chrono::milliseconds(100 + random_() % 400));
-      // Each of them once, then whoever it hits.
+      // Each of them once, then one at random.
       const std::size_t victim = deaths_ < std::size(crew_) ? deaths_ : random_() % std::size(crew_);
       crew_[victim].kill();
       crew_[victim].start();

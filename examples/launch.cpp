@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launcher of a training program over several hosts: every host calls launch() with its own shard, all ranks learn
-// where the first one is, and a failure anywhere here ends this host's ranks and is thrown. Run it once for each host:
+// The launcher of a training program over several hosts. Every host calls launch() with its own shard, and all ranks
+// learn where the first one is. A failure of a rank ends the ranks of its host and is thrown. Run it once on each host:
 //
 //     launch RANKS_PER_HOST SHARD HOSTS tcp://FIRST_HOST:PORT
 //

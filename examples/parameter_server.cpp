@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A parameter server: this process keeps the parameters of a model in a region, four ranks read them there, work out
-// gradients on data of their own and send them through a queue. Now and then one of the ranks is called to evaluate the
-// model, by a reference to it, whose owner is this process. Ranks are killed at random meanwhile, and others take their
-// places, among the ranks and in the world of remote calls: what a dead one had sent counts, what it was asked somebody
-// else answers, and the model is fitted all the same.
+// A parameter server. This process keeps the parameters of a model in a region. Four ranks read them there, compute
+// gradients on their own data and send them through a queue. Now and then this process calls one of the ranks to
+// evaluate the model, by a reference to it. The owner of the model is this process.
+//
+// Meanwhile ranks are killed at random, and others take their places among the ranks and in the world of remote calls.
+// Gradients that a dead rank had sent count. Another rank answers the calls that it did not answer. So the model is
+// fitted all the same.
 //
 //     parameter_server [--steps N] [--kills N] [--seed N]
 //
@@ -115,7 +117,7 @@ class Model {
 };
 SHMBROKER_REMOTE_METHOD("Model.weights", &Model::weights);
 
-// On data that nobody learns from.
+// On data that no rank learns from.
 double evaluate(const remote::Remote<Model>& model) {
   const auto now = model.rpc_sync<std::vector<double>>("Model.weights");
   Weights weights{};
@@ -226,7 +228,7 @@ class Server {
     }
   }
 
-  // Each of them is there, also who came last. They are told, and end by themselves.
+  // All ranks are there, also the last that came. They get the message to end, and end by themselves.
   void finish() {
     for (int worker = 0; worker < kRanks; ++worker)
       for (const auto deadline = std::chrono::steady_clock::now() + 60s; !evaluate_at(worker);)
@@ -251,7 +253,7 @@ class Server {
         shmbroker::spawn("work", options, for_workers_, pool_, worker, static_cast<unsigned>(random_()), port_));
   }
 
-  // Nothing: it has died, or nobody has come in its place yet.
+  // Nothing: the rank has died, or no successor has come yet.
   std::optional<double> evaluate_at(int worker) {
     try {
       const auto loss = remote::rpc_sync<double>(trainer(worker), "evaluate", *model_);
@@ -259,7 +261,7 @@ class Server {
       return loss;
     } catch (const shmbroker::Error& error) {
       if (error.status() != shmbroker::Status::worker_gone) throw;
-      (void)remote::serve(10ms);  // what is told of deaths and newcomers is heard here, too
+      (void)remote::serve(10ms);  // takes in events about deaths and newcomers, too
       return std::nullopt;
     }
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files through a pipeline: one process reads them in blocks, workers pack the blocks, this one unpacks and checks
 // them. Workers are killed at random meanwhile. The queue to the workers delivers at least once: a block is done when
-// its worker says so, and a worker that dies first leaves it to another one. So nothing is lost, what comes twice is
-// noticed by its number, and the checksum at the end is that of the files.
+// its worker says so. If a worker dies first, another one gets the block. So nothing is lost. A block that comes twice
+// is noticed by its number. The checksum at the end is that of the files.
 //
 //     pipeline [--kills N] [--most MEBIBYTES] [--seed N] [FILE or DIRECTORY]...
 //
@@ -42,8 +42,8 @@ struct Block {
 
 // ------------------------------------------------------------------ packing
 
-// Runs of equal bytes become a count and the byte (PackBits): 0..127 stands before 1..128 bytes as they are, 129..255
-// before a byte that comes 2..128 times.
+// Runs of equal bytes become a count and the byte (PackBits). 0..127 stands before 1..128 bytes as they are; 129..255
+// stands before a byte that comes 2..128 times.
 std::size_t pack(const std::uint8_t* from, std::size_t size, std::uint8_t* to) {
   std::uint8_t* const begin = to;
   for (std::size_t i = 0; i < size;) {
@@ -146,7 +146,7 @@ void reader(const std::vector<std::string>& files) {
     }
   }
   whoever_dies([&] { return raw.try_drain(shmbroker::Timeout::forever()); }).value();
-  raw.close(true);  // for everybody: the workers are told `closed`
+  raw.close(true);  // for all: the workers get `closed`
 }
 
 // Packs blocks until there are no more. Killed at any instruction: the block it had goes to another worker.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// That nobody copies is read off the kernel's books: with five mappings of the same pages, the proportional share (Pss)
-// of each is a fifth, and the private memory (RssAnon) of none grows with the size of the region.
+// The kernel's figures show that no process copies the region. With five mappings of the same pages, the proportional
+// share (Pss) of each is a fifth. The private memory (RssAnon) of none grows with the size of the region.
 #include <openssl/evp.h>
 
 #include <cstdio>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data goes both ways through the region: the writer fills it, each reader answers with its checksum in a slot of its
-// own. Only "now" and "done" go over the sockets. Deaths are told by the broker's books, not by ours.
+// Data goes both ways through the region: the writer fills it, and each reader writes its checksum into its own place.
+// Only "now" and "done" go over the sockets. The broker's books show the deaths, not this program's.
 #include <unistd.h>
 
 #include <cstdio>

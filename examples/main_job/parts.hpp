@@ -8,7 +8,7 @@
 
 namespace main_job {
 
-// Five processes in three groups map the region at `address` and compute its SHA-256; nobody copies it.
+// Five processes in three groups map the region at `address` and compute its SHA-256; none copies it.
 void checksum(const std::string& address, const std::string& sha256);
 // A writer and three readers exchange data in a shared region; a reader, then the writer die by SIGKILL.
 void exchange();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way to write that the kernel has, tried with nothing but what a read-only reference gives. In system mode the
-// reader is another user and the writer goes on writing; in private mode both are the same user, and the reader's
-// coming has closed writing for ever.
+// Tries every way to write that the kernel has, with nothing but a read-only reference. In system mode the reader is
+// another user, and the writer goes on writing. In private mode both are the same user, and the first attach for
+// reading has closed writing for ever.
 #include <fcntl.h>
 #include <grp.h>
 #include <sys/mman.h>
