@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forked children: they use what they inherited, with leases of their own, whatever becomes of the parent.
+// Forked children: they use the inherited handles with their own leases, also after the end of the parent.
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>

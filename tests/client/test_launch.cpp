@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starting a private broker: one of many starters does it, it is nobody's child and inherits nothing.
+// Starting a private broker: one of many starters starts it. It is no child of the starter and inherits nothing.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>

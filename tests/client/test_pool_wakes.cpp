@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wakes that nobody but one participant can give: a consumer that leaves messages to others, who begins to wait for a
-// slot, a reader whose sender sleeps elsewhere. The sleeper's words are written by hand, so that no look of its own
-// hides a wake that does not come.
+// Wakes that only one participant can give: a consumer that leaves messages to others, a participant that begins to
+// wait for a slot, a reader whose sender sleeps elsewhere. The sleeper's words are written by hand, so that no look of
+// its own hides a wake that does not come.
 #include "tests/client/pool_support.hpp"
 
 using namespace client_tests;
@@ -9,7 +9,7 @@ using namespace shmb;
 
 namespace {
 
-// A participant that looks asleep. Its token is taken away by who wakes it, and by nobody else.
+// A participant that looks asleep. Only the one that wakes it clears its token.
 class Sleeping {
  public:
   explicit Sleeping(Pool& pool, std::atomic<std::uint64_t>* mask = nullptr)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regions that come again in messages: their receiver keeps its mapping, bounded and in the books, until nobody else
-// needs the region.
+// Regions that come again in messages. Their receiver keeps its mapping until no other process needs the region. The
+// kept mappings are bounded and in the books.
 #include <algorithm>
 #include <cstring>
 #include <set>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sleeping and waking: no wake is lost, and nobody is woken for nothing.
+// Sleeping and waking: no wake is lost, and no participant is woken for nothing.
 #include <sys/socket.h>
 
 #include <cerrno>

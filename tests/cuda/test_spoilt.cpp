@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The broker hands the same share of a chunk to everybody, and who holds an open file of GPU memory can ruin what is
-// behind it. That costs those who would import later, and nobody else: the keeper is another open file.
+// The broker gives the same share of a chunk to every session. A process with an open file of GPU memory can ruin the
+// memory behind it. That harms only later imports, because the keeper is another open file.
 #include <dirent.h>
 #include <unistd.h>
 

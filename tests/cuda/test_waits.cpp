@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Law 11 on the device: whatever waits for it gives up at its deadline, changes nothing by that, and loses nothing. A
-// stream is held by a function of the host, so nothing here depends on how long the device takes.
+// Law 11 on the device: a call that waits for it gives up at its deadline, changes nothing by that, and loses nothing.
+// A stream is held by a function of the host, so nothing here depends on how long the device takes.
 #include <atomic>
 
 #include "client/session/views.hpp"

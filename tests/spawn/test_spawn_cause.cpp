@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cause of a failed call is the rank that failed first. Others learn of its end by a barrier, a queue or a remote
-// call and fail of that, and may well be dead before it is.
+// The cause of a failed call is the rank that failed first. Other ranks get its end from a barrier, a queue or a
+// remote call and fail because of it. They may be dead before it is.
 //
 //   test_ranks --rounds 5000 [--seed 7] [--load 8] -tc='cause:*'     the long form, beside so many busy processes
 #include <doctest/doctest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// If the parent, the guard or the supervisor dies first, at any moment: nothing of the ranks is left,
-// and a parent that lives is told. The numbers in the names are those of docs/conformance.md.
+// The parent, the guard or the supervisor dies first, at any moment. Then nothing of the ranks is left, and a living
+// parent gets an error. The numbers in the names are those of docs/conformance.md.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/socket.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The supervisor with real processes: whoever of guard and supervisor is killed, nothing of the tree is left, and the
-// end is reported once.
+// The supervisor with real processes. If guard or supervisor is killed, nothing of the tree is left, and the end is
+// reported once.
 #include <doctest/doctest.h>
 #include <pty.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One life of one of the storm's processes: joins, sends and receives in its roles until it is told to leave, or
+// One life of one of the storm's processes: joins, sends and receives in its roles until it has to leave, or is
 // killed.
 #pragma once
 

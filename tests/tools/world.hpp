@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A user's world of their own: a runtime directory in which the tool finds, or starts, a private broker. The broker is
-// ended with it, and a test that leaves regions behind is told so.
+// A user's world of their own: a runtime directory in which the tool finds, or starts, a private broker. The broker
+// ends with it, and a test that leaves regions behind fails with a message.
 #pragma once
 
 #include <sys/types.h>

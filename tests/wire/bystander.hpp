@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A well-behaved user of the broker, as a process of its own, while others attack it: two sessions that create, map,
-// write, attach, compare, release and ping without end. The first thing that is not exactly right ends it with a
-// sentence. It is what "one bad peer hurts nobody" (law 8) is measured by.
+// A well-behaved user of the broker in its own process, while others attack the broker. Its two sessions create, map,
+// write, attach, compare, release and ping without end. The first wrong result ends it with a sentence. So it shows
+// whether one bad peer delays others (law 8).
 #pragma once
 
 #include <sys/types.h>

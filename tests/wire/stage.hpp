@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small world in which every request of the protocol has a valid form that succeeds: a parent session with a named
-// group and a named region, and the attacker, its forked child by HELLO, with a lease, a ticket and a watch.
+// A small world in which every request of the protocol has a valid form that succeeds. A parent session has a named
+// group and a named region. The attacker is its forked child by HELLO, with a lease, a ticket and a watch.
 #pragma once
 
 #include <cstdint>
@@ -83,7 +83,7 @@ Packet stating(Packet packet, std::size_t count);
 std::string name_gpu(RawClient& client);
 shmbw_gpu_publish gpu_publication(shmbw_gpu_kind kind);
 
-// Plays packets against a stage, one after the other, and sets anew what a case has changed of it.
+// Plays packets against a stage, one after the other, and restores the parts that a case has changed.
 class Duel {
  public:
   Duel(const BrokerFixture& broker, const Valid& valid) : broker_(broker), valid_(valid) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common part of the wire tests: packets made by hand, the rule of what breaks a frame (written anew from
-// PROTOCOL.md, not taken from the codec under test), what any reply must look like, and the broker's books as numbers.
+// The common part of the wire tests: packets made by hand, the form of any reply, the broker's books as numbers, and
+// the rule for a broken frame. That rule is written again from PROTOCOL.md, not taken from the codec under test.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Law 8 on the wire: who does not read its replies or events waits for itself and nobody else. Its requests are not
-// read, its events are counted, its descriptors in flight are bounded; only where these would use up everybody's
-// allowance is the longest of them disconnected, and even that is not its death.
+// Law 8 on the wire: a session that does not read its replies or events delays only itself. Its requests are not read,
+// its lost events are counted, and its descriptors in flight are bounded. Only if these would use up the allowance of
+// all is the session with the oldest ones disconnected, and its process may go on.
 #include <doctest/doctest.h>
 #include <unistd.h>
 

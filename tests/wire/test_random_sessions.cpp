@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions that do valid things in any order with identities of their own, of each other and of nobody. No model says
-// what each must answer; what must always hold is that every answer is well formed, that the books agree with
-// themselves (every table's rows add up to what STATUS counts), and that nothing is left when all have gone.
+// Sessions that send valid requests in any order, with their own identities, those of each other and unknown ones. No
+// model gives the answers. But every answer must be well formed, and the rows of every table must add up to the counts
+// of STATUS. When all sessions have gone, nothing is left.
 #include <doctest/doctest.h>
 #include <unistd.h>
 

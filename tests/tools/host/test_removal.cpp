@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Removal and what may race with it: nothing that is open, mapped or attached goes, nobody who opens a file finds it
-// missing for a moment or without its name, and a killed gc leaves nothing that the next one does not put right.
+// Removal and its races. No object that is open, mapped or attached goes. No process that opens a file finds it missing
+// for a moment or without its name. The next gc repairs all that a killed gc leaves.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sched.h>
