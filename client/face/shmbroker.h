@@ -139,8 +139,8 @@ typedef struct shmb_session_info {
   char how[512];     /* a sentence: how the broker was found, and what was passed over and why */
 } shmb_session_info;
 
-/* What the library knows without asking the broker (a forked child's first call opens its session, though). Set
- * info->size first. */
+/* Fills in the facts that the library knows without asking the broker. A forked child's first call opens its session,
+ * though. Set info->size first. */
 SHMB_API int shmb_session_get_info(shmb_session* session, shmb_session_info* info, shmb_error* error) SHMB_NOEXCEPT;
 
 /* A round trip to the broker and back. Local sessions: SHMB_OK. */
@@ -249,7 +249,7 @@ typedef struct shmb_region_info {
   uint32_t recycled;        /* 1: the memory served this group before (and was zeroed, unless UNINITIALISED) */
   uint32_t descriptor_kept; /* 1: the handle holds its descriptor open (shmb_set_sharing_strategy; local sessions) */
 } shmb_region_info;
-/* What the library knows, without asking. Set info->size first. */
+/* Fills in the facts that the library knows without asking the broker. Set info->size first. */
 SHMB_API int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb_error* error) SHMB_NOEXCEPT;
 /* A further handle of the session that the region belongs to; shmb_disconnect frees it. */
 SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
@@ -314,7 +314,7 @@ typedef struct shmb_region_stat {
   char group_name[SHMB_MAX_NAME + 1];
   char name[SHMB_MAX_NAME + 1];
 } shmb_region_stat;
-/* What the broker's books say now. Set stat->size first. Local sessions: LOCAL_ONLY. */
+/* Asks the broker for the present state of a region. Set stat->size first. Local sessions: LOCAL_ONLY. */
 SHMB_API int shmb_stat(shmb_session* session, const char* address, int64_t timeout_ns, shmb_region_stat* stat,
                        shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeout_ns, shmb_region_stat* stat,
@@ -322,7 +322,7 @@ SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64
 
 /* ------------------------------------------------------------------------------------------------ strategies
  *
- * What handles that are made from now on keep besides their mapping. "file_system", the default: nothing; a descriptor
+ * Sets what later handles keep besides their mapping. "file_system", the default: nothing; a descriptor
  * is fetched from the broker for the moment in which one is needed. "file_descriptor": the descriptor, as long as the
  * process keeps fewer than half of its limit of open files so (region info says which handle does); a further mapping
  * then takes no call to the broker and works without one. Under both the broker frees what its users leave. It belongs

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools of slots and queues between processes. shmbroker.h includes this file: no program has to. What that header says
- * of errors, deadlines, threads and forks holds here too. */
+/* Pools of slots and queues between processes. shmbroker.h includes this file: no program has to. The rules of that
+ * header on errors, deadlines, threads and forks hold here too. */
 #ifndef SHMBROKER_POOL_H
 #define SHMBROKER_POOL_H
 
@@ -24,8 +24,8 @@ extern "C" {
  * words that no participant could have written that keeps to the rules.
  *
  * shmb_slot, shmb_size_class, shmb_part and shmb_outgoing lie in arrays, and the classes of shmb_pool_info end it:
- * these never grow. A field called `reserved` must be 0 (TOO_NEW). What is said to be of received parts is not looked
- * at in a request. */
+ * these never grow. A field called `reserved` must be 0 (TOO_NEW). A request ignores the fields
+ * that are described as those of received parts. */
 
 typedef struct shmb_pool shmb_pool;           /* this process in one pool */
 typedef struct shmb_queue shmb_queue;         /* own ends of one queue */
@@ -195,9 +195,9 @@ enum shmb_queue_close_flag {
                                     * AT_LEAST_ONCE queue once no other reader has one in hand, which may come back */
   SHMB_QUEUE_CLOSE_REMOVE = 1 << 1 /* and its name is free at once */
 };
-/* Closes own ends and frees the handle, whatever is returned. What was sent stays for its readers. NULL is allowed. No
- * other thread may be in a call with this handle, or use a message that is borrowed from it; SHMB_QUEUE_CLOSE_ALL by
- * another one, or shmb_queue_shutdown, ends their waits. */
+/* Closes own ends and frees the handle, whatever is returned. Messages that were sent stay for their readers. NULL is
+ * allowed. No other thread may be in a call with this handle, or use a message that is borrowed from it;
+ * SHMB_QUEUE_CLOSE_ALL by another one, or shmb_queue_shutdown, ends their waits. */
 SHMB_API int shmb_queue_close(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
 /* Ends the queue for everybody (flags: CLOSE_REMOVE besides) and keeps the handle, to drain it. */
 SHMB_API int shmb_queue_shutdown(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
@@ -244,7 +244,7 @@ typedef struct shmb_outgoing {
   const shmb_part* parts; /* any mix; the message arrives as a whole or not at all */
   size_t count;           /* at most 65,536; 20,000 are as good as one */
   uint64_t type;          /* the application's number, given to the receiver */
-  int64_t lifetime_ns;    /* queues with EXPIRING: it is dropped when nobody took it by then; 0: never. What it holds
+  int64_t lifetime_ns;    /* queues with EXPIRING: discarded if no reader took it by then; 0: never. All it holds
                              comes back with the next call of its sender that waits or needs room, or of a reader */
 } shmb_outgoing;
 

@@ -712,7 +712,8 @@ inline void serve_request(void*, shmb_request* request) noexcept {
 
 // ---------------------------------------------------------------- what may be called
 
-// Functions by name. What they give back, or what the Future that they give back gives, goes to the caller.
+// Registers a function by name. Its result goes to the caller. If the result is a Future, the Future's value goes
+// there.
 template <class R, class... P>
 bool register_function(std::string_view name, R (*function)(P...)) {
   return detail::enter(name, function, [function](shmb_request* request) {

@@ -7,8 +7,8 @@
 extern "C" {
 #endif
 
-/* What an exception was thrown from: the type and the text of the one that was caught. Both end with NUL, and neither
- * is NULL. A chain is an array of them: number 0 is what the reported exception was made from, the last one came first.
+/* The cause of an exception: the type and the text of the one that was caught. Both end with NUL, and neither is NULL.
+ * A chain is an array of them: number 0 is what the reported exception was made from, the last one came first.
  */
 typedef struct shmb_cause {
   const char* type;

@@ -36,8 +36,8 @@ typedef struct shmb_reference shmb_reference; /* one reference to a value; at it
   65536 /* bytes up to which they are copied; more of them travel as shared memory, which the \
            receiver has mapped */
 
-/* What is sent. Bytes are copied into memory that is shared before the call that takes them returns. Regions are of the
- * worker's broker and are leased to the message, which needs no ticket: the receiver maps the same memory, to write
+/* The data to send. Bytes are copied into memory that is shared before the call that takes them returns. Regions are of
+ * the worker's broker and are leased to the message, which needs no ticket: the receiver maps the same memory, to write
  * where the handle may. References become references of the receiver, whatever becomes of the sender's. */
 typedef struct shmb_payload {
   const void* data;
