@@ -4,7 +4,9 @@
 #include <sys/resource.h>
 
 #include <cerrno>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "base/result.hpp"
 
@@ -42,4 +44,43 @@ TEST_CASE("errors carry their status through expected") {
   const shmb::Sys<int> failed = shmb::sys_error(EIO);
   REQUIRE_FALSE(failed);
   CHECK(failed.error() == shmb::Errno{EIO});
+}
+
+namespace {
+
+shmb::Result<std::unique_ptr<int>> box(int value) {
+  if (value < 0) return shmb::error(Status::invalid, "negative");
+  return std::make_unique<int>(value);
+}
+
+shmb::Result<void> must_be_even(int value) {
+  if (value % 2 != 0) return shmb::error(Status::denied, "odd");
+  return {};
+}
+
+shmb::Result<std::string> half(int value, int& reached) {
+  SHMB_TRY(boxed, box(value));
+  ++reached;
+  SHMB_TRY_VOID(must_be_even(*boxed));
+  ++reached;
+  *boxed /= 2;
+  const std::unique_ptr<int> taken = std::move(boxed);
+  return std::to_string(*taken);
+}
+
+}  // namespace
+
+TEST_CASE("an error that is passed on ends the function, and a value can be used and moved") {
+  int reached = 0;
+  CHECK(half(8, reached).value() == "4");
+  CHECK(reached == 2);
+  const auto odd = half(7, reached);
+  REQUIRE_FALSE(odd);
+  CHECK(odd.error().status == Status::denied);
+  CHECK(odd.error().sentence == "odd");
+  CHECK(reached == 3);
+  const auto negative = half(-1, reached);
+  REQUIRE_FALSE(negative);
+  CHECK(negative.error().status == Status::invalid);
+  CHECK(reached == 3);
 }
