@@ -51,20 +51,18 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 
 Sys<Mapping> Mapping::map(int fd, std::uint64_t offset, std::size_t length, Access access) {
   const int protection = access == Access::read ? PROT_READ : PROT_READ | PROT_WRITE;
-  auto address = length >= kHugePage ? map_congruent(fd, offset, length, protection)
-                                     : sys::mmap(nullptr, length, protection, MAP_SHARED, fd, offset);
-  if (!address) return std::unexpected(address.error());
+  SHMB_TRY(address, length >= kHugePage ? map_congruent(fd, offset, length, protection)
+                                        : sys::mmap(nullptr, length, protection, MAP_SHARED, fd, offset));
   Mapping mapping;
-  mapping.data_ = static_cast<std::byte*>(*address);
+  mapping.data_ = static_cast<std::byte*>(address);
   mapping.size_ = length;
   return mapping;
 }
 
 Sys<Mapping> Mapping::anonymous(std::size_t length) {
-  auto address = sys::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (!address) return std::unexpected(address.error());
+  SHMB_TRY(address, sys::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   Mapping mapping;
-  mapping.data_ = static_cast<std::byte*>(*address);
+  mapping.data_ = static_cast<std::byte*>(address);
   mapping.size_ = length;
   return mapping;
 }

@@ -59,8 +59,7 @@ Result<std::string> draw_place(const std::string& temporary, std::uint32_t uid) 
 }
 
 Sys<void> keep(const std::string& place) {
-  auto file = sys::open((place + kStays).c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (!file) return std::unexpected(file.error());
+  SHMB_TRY_VOID(sys::open((place + kStays).c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600));
   return {};
 }
 

@@ -52,15 +52,15 @@ std::unexpected<Error> system_failure(Errno code, const std::string& what);
 }  // namespace shmb
 
 // Passes an error on: ends the function with the error of the expression, a `Sys` or a `Result`. Otherwise `name` is
-// its value, which lives as long as the scope. The function may return another type of value, but the same type of
-// error.
+// its value, which lives as long as the scope, used or not. The function may return another type of value, but the same
+// type of error.
 //
 //   SHMB_TRY(file, open_file(path));    // instead of: auto file = ...; if (!file) return std::unexpected(...)
 //   SHMB_TRY_VOID(write_all(file, text));
 #define SHMB_TRY(name, ...)                                                         \
   auto shmb_try_##name = (__VA_ARGS__);                                             \
   if (!shmb_try_##name) return std::unexpected(std::move(shmb_try_##name).error()); \
-  auto& name = *shmb_try_##name
+  [[maybe_unused]] auto& name = *shmb_try_##name
 
 // The same for an expression whose value is not needed.
 #define SHMB_TRY_VOID(...) \

@@ -26,15 +26,14 @@ auto call(fault::Call which, F&& make) -> Sys<decltype(make())> {
 
 template <class F>
 Sys<void> call_void(fault::Call which, F&& make) {
-  if (auto made = call(which, make); !made) return std::unexpected(made.error());
+  SHMB_TRY_VOID(call(which, make));
   return {};
 }
 
 template <class F>
 Sys<Fd> call_fd(fault::Call which, F&& make) {
-  auto made = call(which, make);
-  if (!made) return std::unexpected(made.error());
-  return Fd::adopt(static_cast<int>(*made));
+  SHMB_TRY(made, call(which, make));
+  return Fd::adopt(static_cast<int>(made));
 }
 
 }  // namespace shmb::sys

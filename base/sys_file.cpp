@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/result.hpp"
 #include "base/sys_call.hpp"
 #include "base/sys_process.hpp"
 
@@ -20,8 +21,7 @@ using fault::Call;
 
 Sys<PathFacts> path_facts(const char* path, bool follow) {
   struct stat facts{};
-  auto asked = call_void(Call::stat, [&] { return follow ? ::stat(path, &facts) : ::lstat(path, &facts); });
-  if (!asked) return std::unexpected(asked.error());
+  SHMB_TRY_VOID(call_void(Call::stat, [&] { return follow ? ::stat(path, &facts) : ::lstat(path, &facts); }));
   PathFacts out;
   out.size = static_cast<std::uint64_t>(facts.st_size);
   out.uid = facts.st_uid;
@@ -53,11 +53,10 @@ Sys<void> remove_directory(const char* path) {
 }
 
 Sys<std::vector<std::string>> names_in(const char* directory, std::string_view prefix) {
-  auto opened = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-  if (!opened) return std::unexpected(opened.error());
-  DIR* const stream = ::fdopendir(opened->get());
+  SHMB_TRY(opened, open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0));
+  DIR* const stream = ::fdopendir(opened.get());
   if (stream == nullptr) return std::unexpected(Errno{errno});
-  (void)opened->release();  // the stream's now
+  (void)opened.release();  // the stream's now
   std::vector<std::string> names;
   while (const dirent* entry = ::readdir(stream))
     if (std::string_view(entry->d_name).starts_with(prefix)) names.emplace_back(entry->d_name);
@@ -86,9 +85,8 @@ Sys<std::array<Fd, 2>> pipe() {
 }
 
 Sys<std::size_t> read(int fd, std::span<std::byte> to) {
-  auto got = call(Call::read, [&] { return ::read(fd, to.data(), to.size()); });
-  if (!got) return std::unexpected(got.error());
-  return static_cast<std::size_t>(*got);
+  SHMB_TRY(got, call(Call::read, [&] { return ::read(fd, to.data(), to.size()); }));
+  return static_cast<std::size_t>(got);
 }
 
 Sys<Fd> duplicate_above(int fd, int least) {

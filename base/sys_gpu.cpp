@@ -14,6 +14,7 @@
 #include <charconv>
 
 #include "base/compat.hpp"
+#include "base/result.hpp"
 #include "base/sys_call.hpp"
 #include "base/sys_process.hpp"
 
@@ -88,15 +89,13 @@ bool read_uuid(std::string_view text, GpuUuid& uuid) {
 }  // namespace
 
 Sys<GpuFile> gpu_file(int fd) {
-  auto flags = call(Call::dup, [&] { return ::fcntl(fd, F_GETFL); });
-  if (!flags) return std::unexpected(flags.error());
-  if ((*flags & O_PATH) != 0) return GpuFile{};
+  SHMB_TRY(flags, call(Call::dup, [&] { return ::fcntl(fd, F_GETFL); }));
+  if ((flags & O_PATH) != 0) return GpuFile{};
   if (const GpuFile fake = fake_file(fd); fake.kind != GpuKind::other) return fake;
   struct statx facts{};
   // The kernel's cached facts, however old: a peer's own file system must not be asked.
-  auto asked =
-      call_void(Call::fstat, [&] { return ::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &facts); });
-  if (!asked) return std::unexpected(asked.error());
+  SHMB_TRY_VOID(
+      call_void(Call::fstat, [&] { return ::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &facts); }));
   if ((facts.stx_mode & S_IFMT) != S_IFCHR || facts.stx_rdev_major != kMajor) return GpuFile{};
   if (facts.stx_rdev_minor == kControlMinor) return GpuFile{GpuKind::control};
   if (facts.stx_rdev_minor >= kModesetMinor) return GpuFile{};
@@ -110,23 +109,21 @@ Sys<bool> same_open_file(int one, int other) {
     if (same.error().value != EINVAL) return std::unexpected(same.error());
   }
   const pid_t self = ::getpid();
-  auto compared = call(Call::kcmp, [&] {
-    return ::syscall(SYS_kcmp, self, self, KCMP_FILE, static_cast<unsigned long>(one),
-                     static_cast<unsigned long>(other));
-  });
-  if (!compared) return std::unexpected(compared.error());
-  return *compared == 0;
+  SHMB_TRY(compared, call(Call::kcmp, [&] {
+             return ::syscall(SYS_kcmp, self, self, KCMP_FILE, static_cast<unsigned long>(one),
+                              static_cast<unsigned long>(other));
+           }));
+  return compared == 0;
 }
 
 Sys<GpuInformation> gpu_information(std::string_view pci) {
   const std::string folder = folder_of(pci);
   if (folder.empty()) return sys_error(EINVAL);
-  auto text = read_file(information_path(folder).c_str());
-  if (!text) return std::unexpected(text.error());
+  SHMB_TRY(text, read_file(information_path(folder).c_str()));
   GpuInformation out;
-  const std::string_view minor = line_of(*text, "Device Minor:");
+  const std::string_view minor = line_of(text, "Device Minor:");
   auto [end, failure] = std::from_chars(minor.data(), minor.data() + minor.size(), out.minor);
-  if (failure != std::errc() || out.minor >= kModesetMinor || !read_uuid(line_of(*text, "GPU UUID:"), out.uuid))
+  if (failure != std::errc() || out.minor >= kModesetMinor || !read_uuid(line_of(text, "GPU UUID:"), out.uuid))
     return sys_error(EPROTO);
   return out;
 }

@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/result.hpp"
 #include "base/sys_call.hpp"
 
 namespace shmb::sys {
@@ -46,26 +47,23 @@ FileStat facts_of(const struct stat& facts) {
 
 Sys<FileStat> file_stat_at(int directory, const char* path, bool follow) {
   struct stat facts{};
-  auto asked =
-      call_void(Call::stat, [&] { return ::fstatat(directory, path, &facts, follow ? 0 : AT_SYMLINK_NOFOLLOW); });
-  if (!asked) return std::unexpected(asked.error());
+  SHMB_TRY_VOID(
+      call_void(Call::stat, [&] { return ::fstatat(directory, path, &facts, follow ? 0 : AT_SYMLINK_NOFOLLOW); }));
   return facts_of(facts);
 }
 
 Sys<FileStat> file_stat(int fd) {
   struct stat facts{};
-  auto asked = call_void(Call::fstat, [&] { return ::fstat(fd, &facts); });
-  if (!asked) return std::unexpected(asked.error());
+  SHMB_TRY_VOID(call_void(Call::fstat, [&] { return ::fstat(fd, &facts); }));
   return facts_of(facts);
 }
 
 Sys<std::string> read_link_at(int directory, const char* path) {
   std::string text(256, '\0');
   for (;;) {
-    auto got = call(Call::readlink, [&] { return ::readlinkat(directory, path, text.data(), text.size()); });
-    if (!got) return std::unexpected(got.error());
-    if (static_cast<std::size_t>(*got) < text.size()) {
-      text.resize(static_cast<std::size_t>(*got));
+    SHMB_TRY(got, call(Call::readlink, [&] { return ::readlinkat(directory, path, text.data(), text.size()); }));
+    if (static_cast<std::size_t>(got) < text.size()) {
+      text.resize(static_cast<std::size_t>(got));
       return text;
     }
     text.resize(text.size() * 4);
@@ -84,9 +82,8 @@ Sys<Fd> open_beneath(int directory, const char* path, int flags) {
 }
 
 Sys<std::size_t> read_directory(int fd, std::span<std::byte> to) {
-  auto got = call(Call::getdents, [&] { return ::syscall(SYS_getdents64, fd, to.data(), to.size()); });
-  if (!got) return std::unexpected(got.error());
-  return static_cast<std::size_t>(*got);
+  SHMB_TRY(got, call(Call::getdents, [&] { return ::syscall(SYS_getdents64, fd, to.data(), to.size()); }));
+  return static_cast<std::size_t>(got);
 }
 
 Sys<void> make_directory_at(int directory, const char* path, unsigned mode) {
@@ -106,9 +103,8 @@ Sys<void> take_write_lease(int fd) {
 }
 
 Sys<bool> write_lease_holds(int fd) {
-  auto kind = call(Call::lease, [&] { return ::fcntl(fd, F_GETLEASE); });
-  if (!kind) return std::unexpected(kind.error());
-  return *kind == F_WRLCK;
+  SHMB_TRY(kind, call(Call::lease, [&] { return ::fcntl(fd, F_GETLEASE); }));
+  return kind == F_WRLCK;
 }
 
 Sys<void> give_lease_up(int fd) {
@@ -117,8 +113,7 @@ Sys<void> give_lease_up(int fd) {
 
 Sys<SysvFacts> sysv_facts(int shmid) {
   shmid_ds facts{};
-  auto asked = call_void(Call::shmctl, [&] { return ::shmctl(shmid, IPC_STAT, &facts); });
-  if (!asked) return std::unexpected(asked.error());
+  SHMB_TRY_VOID(call_void(Call::shmctl, [&] { return ::shmctl(shmid, IPC_STAT, &facts); }));
   return SysvFacts{facts.shm_nattch, facts.shm_segsz, facts.shm_ctime, facts.shm_cpid, facts.shm_perm.uid};
 }
 
@@ -132,8 +127,7 @@ Sys<void> enter_namespace(int fd, int kind) {
 
 Sys<FileSystemUse> file_system_use(const char* path) {
   struct statvfs facts{};
-  auto asked = call_void(Call::stat, [&] { return ::statvfs(path, &facts); });
-  if (!asked) return std::unexpected(asked.error());
+  SHMB_TRY_VOID(call_void(Call::stat, [&] { return ::statvfs(path, &facts); }));
   FileSystemUse out;
   out.size = static_cast<std::uint64_t>(facts.f_blocks) * facts.f_frsize;
   out.used = static_cast<std::uint64_t>(facts.f_blocks - facts.f_bfree) * facts.f_frsize;

@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "base/compat.hpp"
+#include "base/result.hpp"
 #include "base/sys_call.hpp"
 #include "base/sys_epoll.hpp"
 
@@ -47,11 +48,10 @@ Sys<void> process_control(int option, unsigned long argument) {
 Sys<std::optional<ChildExit>> wait_for(pid_t pid, int flags) {
   int status = 0;
   rusage used{};
-  auto ended = call(Call::wait, [&] { return ::wait4(pid, &status, flags, &used); });
-  if (!ended) return std::unexpected(ended.error());
-  if (*ended == 0) return std::nullopt;
+  SHMB_TRY(ended, call(Call::wait, [&] { return ::wait4(pid, &status, flags, &used); }));
+  if (ended == 0) return std::nullopt;
   const auto time = [](const timeval& value) { return value.tv_sec * kSecond + value.tv_usec * std::int64_t{1000}; };
-  return ChildExit{*ended, exit_info(status), time(used.ru_utime), time(used.ru_stime),
+  return ChildExit{ended, exit_info(status), time(used.ru_utime), time(used.ru_stime),
                    static_cast<std::uint64_t>(used.ru_maxrss) * 1024};
 }
 
@@ -84,37 +84,33 @@ Sys<ExitInfo> pidfd_exit_info(int pidfd) {
   if (fault::pretends_before(6, 13)) return sys_error(ENOTTY);
   if (fault::pretends_before(6, 15)) return sys_error(EINVAL);
   compat::PidfdInfo info{};
-  auto asked = call(Call::pidfd_info, [&] {
+  SHMB_TRY_VOID(call(Call::pidfd_info, [&] {
     info = {};
     info.mask = compat::kPidfdInfoExit;
     return ::ioctl(pidfd, compat::kPidfdGetInfo, &info);
-  });
-  if (!asked) return std::unexpected(asked.error());
+  }));
   if ((info.mask & compat::kPidfdInfoExit) == 0) return sys_error(EAGAIN);
   return exit_info(info.exit_code);
 }
 
 Sys<ExitInfo> proc_exit_info(int pidfd) {
-  auto ended = poll_readable(pidfd, 0);
-  if (!ended) return std::unexpected(ended.error());
+  SHMB_TRY(ended, poll_readable(pidfd, 0));
   // A thread group's first thread may be over while others go on.
-  if (!*ended) return sys_error(EAGAIN);
-  auto pid = pidfd_pid(pidfd);
-  if (!pid) return std::unexpected(pid.error());
-  const std::string folder = "/proc/" + std::to_string(*pid);
+  if (!ended) return sys_error(EAGAIN);
+  SHMB_TRY(pid, pidfd_pid(pidfd));
+  const std::string folder = "/proc/" + std::to_string(pid);
   auto text = read_file((folder + "/stat").c_str());
   // It was reaped meanwhile: the pid, and what was read, may belong to another process.
-  if (auto still = pidfd_pid(pidfd); !text || *pid <= 0 || !still || *still != *pid) return sys_error(EAGAIN);
+  if (auto still = pidfd_pid(pidfd); !text || pid <= 0 || !still || *still != pid) return sys_error(EAGAIN);
   std::size_t at = text->rfind(')');  // as below
   const bool zombie = at != std::string::npos && text->compare(at + 1, 2, " Z") == 0;
   for (int field = 2; field < 52 && at != std::string::npos; ++field) at = text->find(' ', at + 1);
   if (!zombie || at == std::string::npos) return sys_error(EAGAIN);
-  auto status = leading_number<int>(std::string_view(*text).substr(at));
-  if (!status) return std::unexpected(status.error());
+  SHMB_TRY(status, leading_number<int>(std::string_view(*text).substr(at)));
   // The kernel returns 0 to a user that may not inspect the process. A link with the same check tells the cases apart.
   char link[64];
-  if (*status == 0 && ::readlink((folder + "/ns/user").c_str(), link, sizeof link) < 0) return sys_error(EACCES);
-  return exit_info(*status);
+  if (status == 0 && ::readlink((folder + "/ns/user").c_str(), link, sizeof link) < 0) return sys_error(EACCES);
+  return exit_info(status);
 }
 
 Sys<ExitInfo> how_it_ended(int pidfd) {
@@ -123,22 +119,20 @@ Sys<ExitInfo> how_it_ended(int pidfd) {
 }
 
 Sys<pid_t> pidfd_pid(int pidfd) {
-  auto text = read_file(("/proc/self/fdinfo/" + std::to_string(pidfd)).c_str());
-  if (!text) return std::unexpected(text.error());
-  const std::size_t line = text->find("\nPid:");
+  SHMB_TRY(text, read_file(("/proc/self/fdinfo/" + std::to_string(pidfd)).c_str()));
+  const std::size_t line = text.find("\nPid:");
   if (line == std::string::npos) return sys_error(EBADF);
-  return leading_number<pid_t>(std::string_view(*text).substr(line + 5));
+  return leading_number<pid_t>(std::string_view(text).substr(line + 5));
 }
 
 Sys<std::uint64_t> process_start_time(pid_t pid) {
   const std::string who = pid == 0 ? "self" : std::to_string(pid);
-  auto text = read_file(("/proc/" + who + "/stat").c_str());
-  if (!text) return std::unexpected(text.error());
+  SHMB_TRY(text, read_file(("/proc/" + who + "/stat").c_str()));
   // Field 2 is the command in brackets and may itself hold brackets and blanks: count from the last one.
-  std::size_t at = text->rfind(')');
-  for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text->find(' ', at + 1);
+  std::size_t at = text.rfind(')');
+  for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
   if (at == std::string::npos) return sys_error(EPROTO);
-  return leading_number<std::uint64_t>(std::string_view(*text).substr(at));
+  return leading_number<std::uint64_t>(std::string_view(text).substr(at));
 }
 
 Sys<std::optional<ChildExit>> wait_any(bool block) { return wait_for(-1, block ? 0 : WNOHANG); }
@@ -197,26 +191,23 @@ Sys<Fd> signal_fd(std::span<const int> signals) {
 
 Sys<void> random_bytes(std::span<std::byte> out) {
   while (!out.empty()) {
-    auto got = call(Call::getrandom, [&] { return ::getrandom(out.data(), out.size(), 0); });
-    if (!got) return std::unexpected(got.error());
-    out = out.subspan(static_cast<std::size_t>(*got));
+    SHMB_TRY(got, call(Call::getrandom, [&] { return ::getrandom(out.data(), out.size(), 0); }));
+    out = out.subspan(static_cast<std::size_t>(got));
   }
   return {};
 }
 
 Sys<short> poll_for(int fd, short events, std::int64_t timeout_ns) {
   pollfd watched{fd, events, 0};
-  auto ready = poll_all({&watched, 1}, timeout_ns);
-  if (!ready) return std::unexpected(ready.error());
+  SHMB_TRY(ready, poll_all({&watched, 1}, timeout_ns));
   // poll(2) would report this repeatedly, and no caller that waits for `fd` expects it.
   if ((watched.revents & POLLNVAL) != 0) return sys_error(EBADF);
-  return *ready > 0 ? watched.revents : short{0};
+  return ready > 0 ? watched.revents : short{0};
 }
 
 Sys<bool> poll_readable(int fd, std::int64_t timeout_ns) {
-  auto ready = poll_for(fd, POLLIN, timeout_ns);
-  if (!ready) return std::unexpected(ready.error());
-  return *ready != 0;
+  SHMB_TRY(ready, poll_for(fd, POLLIN, timeout_ns));
+  return ready != 0;
 }
 
 Sys<Fd> open(const char* path, int flags, unsigned mode) {
@@ -224,32 +215,28 @@ Sys<Fd> open(const char* path, int flags, unsigned mode) {
 }
 
 Sys<std::string> read_file(const char* path, std::size_t limit) {
-  auto file = open(path, O_RDONLY | O_NOCTTY);
-  if (!file) return std::unexpected(file.error());
+  SHMB_TRY(file, open(path, O_RDONLY | O_NOCTTY));
   std::string text;
   for (;;) {
     char chunk[4096];
-    auto got = call(Call::read, [&] { return ::read(file->get(), chunk, sizeof chunk); });
-    if (!got) return std::unexpected(got.error());
-    if (*got == 0) return text;
-    text.append(chunk, static_cast<std::size_t>(*got));
+    SHMB_TRY(got, call(Call::read, [&] { return ::read(file.get(), chunk, sizeof chunk); }));
+    if (got == 0) return text;
+    text.append(chunk, static_cast<std::size_t>(got));
     if (text.size() > limit) return sys_error(EFBIG);
   }
 }
 
 Sys<void> write_all(int fd, std::span<const std::byte> data) {
   while (!data.empty()) {
-    auto put = call(Call::write, [&] { return ::write(fd, data.data(), data.size()); });
-    if (!put) return std::unexpected(put.error());
-    data = data.subspan(static_cast<std::size_t>(*put));
+    SHMB_TRY(put, call(Call::write, [&] { return ::write(fd, data.data(), data.size()); }));
+    data = data.subspan(static_cast<std::size_t>(put));
   }
   return {};
 }
 
 Sys<FdLimit> descriptor_limit() {
   rlimit limit{};
-  auto asked = call(Call::rlimit, [&] { return ::getrlimit(RLIMIT_NOFILE, &limit); });
-  if (!asked) return std::unexpected(asked.error());
+  SHMB_TRY_VOID(call(Call::rlimit, [&] { return ::getrlimit(RLIMIT_NOFILE, &limit); }));
   return FdLimit{limit.rlim_cur, limit.rlim_max};
 }
 

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/compat.hpp"
+#include "base/result.hpp"
 #include "base/sys_call.hpp"
 
 namespace shmb::sys {
@@ -83,8 +84,7 @@ Sys<Fd> accept(int fd) {
 
 Sys<std::array<Fd, 2>> seqpacket_pair() {
   int ends[2];
-  auto made = call(Call::socket, [&] { return ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends); });
-  if (!made) return std::unexpected(made.error());
+  SHMB_TRY_VOID(call(Call::socket, [&] { return ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends); }));
   return std::array<Fd, 2>{Fd::adopt(ends[0]), Fd::adopt(ends[1])};
 }
 
@@ -93,18 +93,17 @@ Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds,
   iovec part{buffer.data(), buffer.size()};
   msghdr message{};
   const int flags = MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT);
-  auto size = call(Call::receive, [&] {
-    message = {};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    return ::recvmsg(fd, &message, flags);
-  });
-  if (!size) return std::unexpected(size.error());
+  SHMB_TRY(size, call(Call::receive, [&] {
+             message = {};
+             message.msg_iov = &part;
+             message.msg_iovlen = 1;
+             message.msg_control = control;
+             message.msg_controllen = sizeof control;
+             return ::recvmsg(fd, &message, flags);
+           }));
   Received received;
-  received.size = static_cast<std::size_t>(*size);
-  received.end_of_file = *size == 0;
+  received.size = static_cast<std::size_t>(size);
+  received.end_of_file = size == 0;
   received.truncated = (message.msg_flags & MSG_TRUNC) != 0;
   received.control_truncated = (message.msg_flags & MSG_CTRUNC) != 0;
   take_descriptors(message, fds, received);
@@ -114,16 +113,15 @@ Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds,
 Sys<Received> receive_data(int fd, std::span<std::byte> buffer) {
   iovec part{buffer.data(), buffer.size()};
   msghdr message{};
-  auto size = call(Call::receive, [&] {
-    message = {};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    return ::recvmsg(fd, &message, MSG_DONTWAIT);
-  });
-  if (!size) return std::unexpected(size.error());
+  SHMB_TRY(size, call(Call::receive, [&] {
+             message = {};
+             message.msg_iov = &part;
+             message.msg_iovlen = 1;
+             return ::recvmsg(fd, &message, MSG_DONTWAIT);
+           }));
   Received received;
-  received.size = static_cast<std::size_t>(*size);
-  received.end_of_file = *size == 0;
+  received.size = static_cast<std::size_t>(size);
+  received.end_of_file = size == 0;
   received.truncated = (message.msg_flags & MSG_TRUNC) != 0;
   received.control_truncated = (message.msg_flags & MSG_CTRUNC) != 0;
   return received;
@@ -187,8 +185,7 @@ bool is_pair_end(int fd) {
 
 Sys<int> unread_bytes(int fd) {
   int bytes = 0;
-  auto asked = call(Call::outq, [&] { return ::ioctl(fd, SIOCOUTQ, &bytes); });
-  if (!asked) return std::unexpected(asked.error());
+  SHMB_TRY_VOID(call(Call::outq, [&] { return ::ioctl(fd, SIOCOUTQ, &bytes); }));
   return bytes;
 }
 
@@ -220,7 +217,7 @@ bool holds_packet(int fd) {
 Sys<Credentials> peer_credentials(int fd) {
   ucred peer{};
   socklen_t size = sizeof peer;
-  if (auto asked = read_option(fd, SO_PEERCRED, &peer, size); !asked) return std::unexpected(asked.error());
+  SHMB_TRY_VOID(read_option(fd, SO_PEERCRED, &peer, size));
   return Credentials{static_cast<std::uint32_t>(peer.pid), peer.uid, peer.gid};
 }
 

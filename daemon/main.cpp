@@ -13,6 +13,7 @@
 
 #include "base/fault.hpp"
 #include "base/kernel.hpp"
+#include "base/result.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "daemon/kit/log.hpp"
@@ -70,45 +71,39 @@ Result<SystemUser> account_of(const Config& config) {
 }
 
 Result<int> serve(Config config, int ready_fd) {
-  auto account = account_of(config);
-  if (!account) return std::unexpected(account.error());
-  if (auto made = prepare_directory(config.directory, config.mode, account->uid, account->gid); !made)
-    return std::unexpected(made.error());
-  auto lowered = lower_privileges(config, *account);
-  if (!lowered) return std::unexpected(lowered.error());
-  auto lock = lock_directory(config.directory);
-  if (!lock) return std::unexpected(lock.error());
+  SHMB_TRY(account, account_of(config));
+  SHMB_TRY_VOID(prepare_directory(config.directory, config.mode, account.uid, account.gid));
+  SHMB_TRY(lowered, lower_privileges(config, account));
+  SHMB_TRY(lock, lock_directory(config.directory));
 
-  config.descriptors_reserved = std::min(config.descriptors_reserved, lowered->table / 4);
-  auto chosen = choose_engine(config.engine);
-  if (!chosen) return std::unexpected(chosen.error());
-  Transport transport(*chosen->engine, config, lowered->table);
+  config.descriptors_reserved = std::min(config.descriptors_reserved, lowered.table / 4);
+  SHMB_TRY(chosen, choose_engine(config.engine));
+  Transport transport(*chosen.engine, config, lowered.table);
 
   BrokerFacts facts;
-  facts.engine = chosen->io_uring ? SHMBW_ENGINE_IO_URING : SHMBW_ENGINE_EPOLL;
-  facts.engine_reason = chosen->reason;
-  facts.losses = lowered->losses;
+  facts.engine = chosen.io_uring ? SHMBW_ENGINE_IO_URING : SHMBW_ENGINE_EPOLL;
+  facts.engine_reason = chosen.reason;
+  facts.losses = lowered.losses;
   facts.losses.insert(facts.losses.end(), kernel().losses.begin(), kernel().losses.end());
   facts.version = "shmbrokerd " SHMB_VERSION;
   facts.kernel = kernel().release;
-  facts.features = feature_bits(kernel(), chosen->io_uring);
+  facts.features = feature_bits(kernel(), chosen.io_uring);
   facts.exec_seal = kernel().exec_seal;
-  facts.uid = account->uid;
+  facts.uid = account.uid;
   facts.pid = static_cast<std::uint32_t>(::getpid());
-  facts.descriptors_limit = lowered->table;
+  facts.descriptors_limit = lowered.table;
   facts.transport_descriptors = [&transport, own = open_descriptors() + 4] { return own + transport.descriptors(); };
   facts.in_flight = [&transport] { return transport.descriptors_in_flight(); };
   facts.descriptor_freed = [&transport] { transport.descriptor_freed(); };
   facts.log = log::line;
   facts.tick_at_most = kSlice;
-  auto books = make_broker(config, std::move(facts));
-  if (!books) return std::unexpected(books.error());
+  SHMB_TRY(books, make_broker(config, std::move(facts)));
   // The transport names sessions to the ledger until it ends, so it has to end first.
   struct Detach {
     Transport& transport;
     ~Detach() { transport.close_all(); }
   } detach{transport};
-  if (auto attached = transport.attach(**books); !attached)
+  if (auto attached = transport.attach(*books); !attached)
     return system_failure(attached.error(), "the books' wake-up");
 
   const int signals[] = {SIGTERM, SIGINT, SIGHUP};
@@ -117,19 +112,17 @@ Result<int> serve(Config config, int ready_fd) {
   Signals waiting(transport, std::move(*signal_fd));
   if (auto started = waiting.start(); !started) return system_failure(started.error(), "waiting for signals");
 
-  auto socket =
-      SocketFile::create(config.directory + "/socket", config.mode == Mode::system ? config.socket_mode : 0600);
-  if (!socket) return std::unexpected(socket.error());
-  auto admin = SocketFile::create(config.directory + "/admin", 0600);
-  if (!admin) return std::unexpected(admin.error());
-  for (auto [file, is_admin] : {std::pair{&*socket, false}, std::pair{&*admin, true}})
+  SHMB_TRY(socket,
+           SocketFile::create(config.directory + "/socket", config.mode == Mode::system ? config.socket_mode : 0600));
+  SHMB_TRY(admin, SocketFile::create(config.directory + "/admin", 0600));
+  for (auto [file, is_admin] : {std::pair{&socket, false}, std::pair{&admin, true}})
     if (auto listening = transport.listen_on(file->take(), is_admin); !listening)
       return system_failure(listening.error(), "waiting for connections");
 
   log::line(log::info, "serving " + config.directory +
                            (config.mode == Mode::system ? " in system mode" : " in private mode") + ", " +
-                           chosen->reason + ", " + std::to_string(lowered->table) + " descriptors");
-  for (const std::string& loss : lowered->losses) log::line(log::notice, loss);
+                           chosen.reason + ", " + std::to_string(lowered.table) + " descriptors");
+  for (const std::string& loss : lowered.losses) log::line(log::notice, loss);
   if (ready_fd >= 0) {
     const char newline = '\n';
     (void)sys::write_all(ready_fd, std::as_bytes(std::span(&newline, 1)));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/result.hpp"
 #include "proto/shmb_status.h"
 
 namespace shmb::wire {
@@ -58,16 +59,15 @@ std::expected<PacketView, Malformed> open_packet(Bytes packet, std::size_t fds_r
 }
 
 std::expected<BatchView, Status> BatchView::open(const PacketView& packet) {
-  auto batch = read_struct<shmbw_batch>(packet.fixed);
-  if (!batch) return std::unexpected(batch.error());
-  if (batch->count == 0 || batch->count > SHMBW_MAX_BATCH || batch->element_size == 0)
+  SHMB_TRY(batch, read_struct<shmbw_batch>(packet.fixed));
+  if (batch.count == 0 || batch.count > SHMBW_MAX_BATCH || batch.element_size == 0)
     return std::unexpected(Status::invalid);
   // Both factors are 16 bits wide, the product is taken in size_t: it cannot wrap.
-  const std::size_t bytes = std::size_t{batch->count} * batch->element_size;
+  const std::size_t bytes = std::size_t{batch.count} * batch.element_size;
   if (bytes > packet.rest.size()) return std::unexpected(Status::invalid);
   BatchView view;
-  view.count_ = batch->count;
-  view.element_size_ = batch->element_size;
+  view.count_ = batch.count;
+  view.element_size_ = batch.element_size;
   view.elements_ = packet.rest.first(bytes);
   view.texts_ = packet.rest.subspan(bytes);
   return view;

@@ -52,7 +52,7 @@ Result<void> check_group(std::string_view group) {
 
 // Takes a group's text in either form and writes it in one.
 Result<std::string> group_of(std::string_view text) {
-  if (auto fine = check_group(text); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(check_group(text));
   const auto id = group_id(text);
   return id ? id_text(*id) : std::string(text);
 }
@@ -107,31 +107,27 @@ std::optional<std::uint64_t> group_id(std::string_view group) {
 Result<Address> parse_group(std::string_view text) {
   Address address;
   std::string_view rest = text;
-  auto owner = take_owner(rest, text);
-  if (!owner) return std::unexpected(owner.error());
-  address.owner_uid = *owner;
-  auto group = group_of(rest);
-  if (!group) return std::unexpected(group.error());
-  address.group = std::move(*group);
+  SHMB_TRY(owner, take_owner(rest, text));
+  address.owner_uid = owner;
+  SHMB_TRY(group, group_of(rest));
+  address.group = std::move(group);
   return address;
 }
 
 Result<Address> parse_region(std::string_view text) {
   Address address;
   std::string_view rest = text;
-  auto owner = take_owner(rest, text);
-  if (!owner) return std::unexpected(owner.error());
-  address.owner_uid = *owner;
+  SHMB_TRY(owner, take_owner(rest, text));
+  address.owner_uid = owner;
   const auto slash = rest.find('/');
   if (slash == rest.npos && address.owner_uid)
     return error(Status::invalid, shown(text) + ": a uid goes with a group, as in UID:GROUP/NAME");
   if (slash != rest.npos) {
-    auto group = group_of(rest.substr(0, slash));
-    if (!group) return std::unexpected(group.error());
-    address.group = std::move(*group);
+    SHMB_TRY(group, group_of(rest.substr(0, slash)));
+    address.group = std::move(group);
     rest.remove_prefix(slash + 1);
   }
-  if (auto fine = check(rest, "region name"); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(check(rest, "region name"));
   address.name = rest;
   return address;
 }

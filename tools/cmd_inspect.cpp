@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/result.hpp"
 #include "base/text.hpp"
 #include "proto/names.hpp"
 #include "tools/exit_code.hpp"
@@ -46,23 +47,18 @@ Result<RegionFacts> look(const Viewer& viewer, RegionRow region) {
   Selection one;
   one.region = region.record.region;
   one.owner_uid = region.record.owner_uid;
-  auto held = client::list_leases(viewer.session(), one, viewer.deadline());
-  if (!held) return std::unexpected(held.error());
-  auto given = client::list_tickets(viewer.session(), one, viewer.deadline());
-  if (!given) return std::unexpected(given.error());
-  auto holders = client::list_sessions(viewer.session(), {}, viewer.deadline());
-  if (!holders) return std::unexpected(holders.error());
-  RegionFacts facts{std::move(region), std::move(held->rows), std::move(given->rows), std::move(holders->rows), {}, {}};
+  SHMB_TRY(held, client::list_leases(viewer.session(), one, viewer.deadline()));
+  SHMB_TRY(given, client::list_tickets(viewer.session(), one, viewer.deadline()));
+  SHMB_TRY(holders, client::list_sessions(viewer.session(), {}, viewer.deadline()));
+  RegionFacts facts{std::move(region), std::move(held.rows), std::move(given.rows), std::move(holders.rows), {}, {}};
   if (facts.region.record.pool != 0) {
     Selection owner;
     owner.region.id = facts.region.record.pool;
-    auto pool = client::list_pools(viewer.session(), owner, viewer.deadline());
-    if (!pool) return std::unexpected(pool.error());
-    facts.pools = std::move(pool->rows);
+    SHMB_TRY(pool, client::list_pools(viewer.session(), owner, viewer.deadline()));
+    facts.pools = std::move(pool.rows);
   }
-  auto gpu = client::list_gpu_regions(viewer.session(), one, viewer.deadline());
-  if (!gpu) return std::unexpected(gpu.error());
-  if (!gpu->rows.empty()) facts.gpu = std::move(gpu->rows.front());
+  SHMB_TRY(gpu, client::list_gpu_regions(viewer.session(), one, viewer.deadline()));
+  if (!gpu.rows.empty()) facts.gpu = std::move(gpu.rows.front());
   return facts;
 }
 
@@ -74,16 +70,12 @@ std::string program_of(const std::vector<SessionRow>& sessions, std::uint64_t se
 Result<PoolFacts> look(const Viewer& viewer, PoolRow pool) {
   Selection one;
   one.region.id = pool.record.pool;
-  auto participants = client::list_participants(viewer.session(), one, viewer.deadline());
-  if (!participants) return std::unexpected(participants.error());
-  auto queues = client::list_queues(viewer.session(), one, viewer.deadline());
-  if (!queues) return std::unexpected(queues.error());
-  auto sessions = client::list_sessions(viewer.session(), {}, viewer.deadline());
-  if (!sessions) return std::unexpected(sessions.error());
+  SHMB_TRY(participants, client::list_participants(viewer.session(), one, viewer.deadline()));
+  SHMB_TRY(queues, client::list_queues(viewer.session(), one, viewer.deadline()));
+  SHMB_TRY(sessions, client::list_sessions(viewer.session(), {}, viewer.deadline()));
   std::vector<std::string> programs;
-  for (const ParticipantRow& row : participants->rows)
-    programs.push_back(program_of(sessions->rows, row.record.session));
-  return PoolFacts{std::move(pool), std::move(participants->rows), std::move(programs), std::move(queues->rows)};
+  for (const ParticipantRow& row : participants.rows) programs.push_back(program_of(sessions.rows, row.record.session));
+  return PoolFacts{std::move(pool), std::move(participants.rows), std::move(programs), std::move(queues.rows)};
 }
 
 std::string what_becomes_of_it(const RegionFacts& facts) {
@@ -176,27 +168,23 @@ std::string pool_document(const PoolFacts& facts) {
 }
 
 Result<std::string> show_region(const InspectOptions& options, const Viewer& viewer, RegionRow row) {
-  auto facts = look(viewer, std::move(row));
-  if (!facts) return std::unexpected(facts.error());
-  return options.common.json ? inspect_json(*facts) : inspect_text(options, *facts);
+  SHMB_TRY(facts, look(viewer, std::move(row)));
+  return options.common.json ? inspect_json(facts) : inspect_text(options, facts);
 }
 
 Result<std::string> show_pool(const InspectOptions& options, const Viewer& viewer, PoolRow row) {
-  auto facts = look(viewer, std::move(row));
-  if (!facts) return std::unexpected(facts.error());
-  return options.common.json ? pool_document(*facts) : pool_text(options.common, *facts);
+  SHMB_TRY(facts, look(viewer, std::move(row)));
+  return options.common.json ? pool_document(facts) : pool_text(options.common, facts);
 }
 
 Result<std::string> show_queue(const InspectOptions& options, const Viewer& viewer, const Target& target,
                                const std::string& name) {
-  auto pool = find_pool(viewer, target);
-  if (!pool) return std::unexpected(pool.error());
-  auto queue = find_queue(viewer, *pool, name);
-  if (!queue) return std::unexpected(queue.error());
-  if (!options.common.json) return queue_lines(*pool, *queue);
+  SHMB_TRY(pool, find_pool(viewer, target));
+  SHMB_TRY(queue, find_queue(viewer, pool, name));
+  if (!options.common.json) return queue_lines(pool, queue);
   Json json = document("inspect-queue");
-  json["queue"] = queue_json(*queue, queue_address({*pool}, *queue));
-  json["pool"] = pool_json(*pool);
+  json["queue"] = queue_json(queue, queue_address({pool}, queue));
+  json["pool"] = pool_json(pool);
   return dump(json);
 }
 

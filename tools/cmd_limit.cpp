@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "base/result.hpp"
 #include "base/text.hpp"
 #include "proto/names.hpp"
 #include "proto/refusal.hpp"
@@ -49,26 +50,24 @@ Result<GroupLimit> set_limit(const Viewer& viewer, const names::Address& group, 
   } else {
     selection.group_name = group.group;
   }
-  auto groups = client::list_groups(viewer.session(), selection, viewer.deadline());
-  if (!groups) return std::unexpected(groups.error());
-  if (groups->rows.empty()) {
+  SHMB_TRY(groups, client::list_groups(viewer.session(), selection, viewer.deadline()));
+  if (groups.rows.empty()) {
     const wire::Sought sought{.what = "group", .name = text};
     return std::unexpected(client::asked_of(viewer.facts().socket, wire::not_found(sought)));
   }
-  return viewer.session().limit_group(groups->rows.front().record.group, {}, bytes, viewer.deadline());
+  return viewer.session().limit_group(groups.rows.front().record.group, {}, bytes, viewer.deadline());
 }
 
 // Only the admin socket may set more than what is configured, or the limit of another user's group. So it is tried
 // where the user's own socket refuses. A caller who may not use it is told the first refusal.
 Result<GroupLimit> set_limit(const LimitOptions& options, const names::Address& group, std::uint64_t bytes) {
-  auto viewer = Viewer::connect(options.common);
-  if (!viewer) return std::unexpected(viewer.error());
-  auto set = set_limit(*viewer, group, options.group, bytes);
+  SHMB_TRY(viewer, Viewer::connect(options.common));
+  auto set = set_limit(viewer, group, options.group, bytes);
   if (set || (set.error().status != Status::limit && set.error().status != Status::denied &&
               set.error().status != Status::not_found))
     return set;
   Common beside = options.common;
-  beside.socket = viewer->facts().socket;
+  beside.socket = viewer.facts().socket;
   auto admin = Viewer::connect(beside, true);
   return admin ? set_limit(*admin, group, options.group, bytes) : set;
 }

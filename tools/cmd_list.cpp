@@ -10,6 +10,7 @@
 #include <memory>
 #include <tuple>
 
+#include "base/result.hpp"
 #include "base/text.hpp"
 #include "proto/names.hpp"
 #include "proto/refusal.hpp"
@@ -59,55 +60,46 @@ Result<Selection> selection_of(const ListOptions& options) {
   Selection selection;
   selection.all_groups = options.all_groups;
   if (options.group.empty()) return selection;
-  auto address = names::parse_group(options.group);
-  if (!address) return std::unexpected(address.error());
-  selection.owner_uid = address->owner_uid;
-  if (auto id = names::group_id(address->group)) {
+  SHMB_TRY(address, names::parse_group(options.group));
+  selection.owner_uid = address.owner_uid;
+  if (auto id = names::group_id(address.group)) {
     selection.group = *id;
   } else {
-    selection.group_name = address->group;
+    selection.group_name = address.group;
   }
   return selection;
 }
 
 Result<Books> read_books(const Viewer& viewer, const ListOptions& options, const Selection& selection) {
-  auto status = client::broker_status(viewer.session(), viewer.deadline());
-  if (!status) return std::unexpected(status.error());
-  auto regions = client::list_regions(viewer.session(), selection, viewer.deadline());
-  if (!regions) return std::unexpected(regions.error());
-  auto groups = client::list_groups(viewer.session(), selection, viewer.deadline());
-  if (!groups) return std::unexpected(groups.error());
-  auto pools = client::list_pools(viewer.session(), selection, viewer.deadline());
-  if (!pools) return std::unexpected(pools.error());
-  auto queues = client::list_queues(viewer.session(), selection, viewer.deadline());
-  if (!queues) return std::unexpected(queues.error());
-  auto worlds = read_worlds(viewer, selection);
-  if (!worlds) return std::unexpected(worlds.error());
-  auto gpu = client::list_gpu_regions(viewer.session(), selection, viewer.deadline());
-  if (!gpu) return std::unexpected(gpu.error());
+  SHMB_TRY(status, client::broker_status(viewer.session(), viewer.deadline()));
+  SHMB_TRY(regions, client::list_regions(viewer.session(), selection, viewer.deadline()));
+  SHMB_TRY(groups, client::list_groups(viewer.session(), selection, viewer.deadline()));
+  SHMB_TRY(pools, client::list_pools(viewer.session(), selection, viewer.deadline()));
+  SHMB_TRY(queues, client::list_queues(viewer.session(), selection, viewer.deadline()));
+  SHMB_TRY(worlds, read_worlds(viewer, selection));
+  SHMB_TRY(gpu, client::list_gpu_regions(viewer.session(), selection, viewer.deadline()));
   Hidden hidden;
-  if (options.group.empty()) hidden = hidden_from(*status, regions->total_count, options.all_groups);
+  if (options.group.empty()) hidden = hidden_from(status, regions.total_count, options.all_groups);
   // GPU regions have a table of their own.
-  std::erase_if(regions->rows, [](const RegionRow& row) { return (row.record.flags & SHMBW_REGION_GPU) != 0; });
+  std::erase_if(regions.rows, [](const RegionRow& row) { return (row.record.flags & SHMBW_REGION_GPU) != 0; });
   // A group's regions together, the largest first.
-  std::ranges::sort(regions->rows, {}, [](const RegionRow& row) {
+  std::ranges::sort(regions.rows, {}, [](const RegionRow& row) {
     return std::tuple(row.record.owner_uid, row.group, row.record.group, ~row.record.bytes, row.record.region.id);
   });
-  std::ranges::sort(pools->rows, {}, [](const PoolRow& row) {
+  std::ranges::sort(pools.rows, {}, [](const PoolRow& row) {
     return std::tuple(row.record.owner_uid, row.group, row.record.group, row.name, row.record.pool);
   });
-  std::ranges::sort(queues->rows, {}, [&](const QueueRow& row) {
-    const auto pool = std::ranges::find(pools->rows, row.record.pool, [](const PoolRow& it) { return it.record.pool; });
-    return std::tuple(pool - pools->rows.begin(), row.record.pool, row.name);
+  std::ranges::sort(queues.rows, {}, [&](const QueueRow& row) {
+    const auto pool = std::ranges::find(pools.rows, row.record.pool, [](const PoolRow& it) { return it.record.pool; });
+    return std::tuple(pool - pools.rows.begin(), row.record.pool, row.name);
   });
   std::vector<ProcessRow> processes;
   if (options.show_processes) {
-    auto read = read_processes(viewer, selection, regions->rows, pools->rows, groups->rows);
-    if (!read) return std::unexpected(read.error());
-    processes = std::move(*read);
+    SHMB_TRY(read, read_processes(viewer, selection, regions.rows, pools.rows, groups.rows));
+    processes = std::move(read);
   }
-  return Books{std::move(*status), std::move(*regions), std::move(*groups),   std::move(*pools), std::move(*queues),
-               std::move(*worlds), std::move(*gpu),     std::move(processes), std::move(hidden)};
+  return Books{std::move(status), std::move(regions), std::move(groups),    std::move(pools), std::move(queues),
+               std::move(worlds), std::move(gpu),     std::move(processes), std::move(hidden)};
 }
 
 std::string totals(const ListOptions& options, const Books& books) {

@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "base/fd.hpp"
+#include "base/result.hpp"
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
@@ -149,25 +150,22 @@ struct Done {
 };
 
 Result<Done> put(const Session& session, const PutOptions& options) {
-  auto source = open_source(options.file);
-  if (!source) return std::unexpected(source.error());
-  auto group = enter_group(session, options.group);
-  if (!group) return std::unexpected(group.error());
-  auto region = create(session, options, source->size);
-  if (!region) return std::unexpected(region.error());
+  SHMB_TRY(source, open_source(options.file));
+  SHMB_TRY_VOID(enter_group(session, options.group));
+  SHMB_TRY(region, create(session, options, source.size));
   shmb_error failure{};
   {
-    Progress progress("put " + options.name, source->size, !options.common.json);
-    if (auto filled = fill(region->get(), *source, progress); !filled) {
+    Progress progress("put " + options.name, source.size, !options.common.json);
+    if (auto filled = fill(region.get(), source, progress); !filled) {
       return std::unexpected(filled.error());
     }
   }
-  if (shmb_publish(region->get(), session.timeout(), &failure) != SHMB_OK) {
+  if (shmb_publish(region.get(), session.timeout(), &failure) != SHMB_OK) {
     return std::unexpected(failed(failure));
   }
   Done done;
   done.stat.size = sizeof done.stat;
-  const shmb_region_id id = shmb_region_get_id(region->get());
+  const shmb_region_id id = shmb_region_get_id(region.get());
   if (shmb_stat_id(session.get(), &id, session.timeout(), &done.stat, &failure) != SHMB_OK)
     return std::unexpected(failed(failure));
   return done;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/result.hpp"
 #include "base/text.hpp"
 #include "proto/names.hpp"
 #include "spawn/ranks/supervised_group.hpp"
@@ -79,9 +80,8 @@ Result<void> make_ranks(const RunOptions& options, spawn::Plan& plan) {
     if (auto read = read_init_method(options.init_method, plan); !read) return read;
   plan.grace = spawn::kRankGrace;
   if (!options.grace.empty()) {
-    auto grace = parse_duration(options.grace);
-    if (!grace) return std::unexpected(grace.error());
-    plan.grace = *grace;
+    SHMB_TRY(grace, parse_duration(options.grace));
+    plan.grace = grace;
   }
   return spawn::check(plan);
 }

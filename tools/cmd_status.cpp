@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/result.hpp"
 #include "base/text.hpp"
 #include "spawn/ranks/tree.hpp"
 #include "tools/exit_code.hpp"
@@ -34,16 +35,12 @@ struct Counts {
 };
 
 Result<Counts> count_pools(const Viewer& viewer) {
-  auto pools = client::list_pools(viewer.session(), {}, viewer.deadline());
-  if (!pools) return std::unexpected(pools.error());
-  auto queues = client::list_queues(viewer.session(), {}, viewer.deadline());
-  if (!queues) return std::unexpected(queues.error());
-  auto participants = client::list_participants(viewer.session(), {}, viewer.deadline());
-  if (!participants) return std::unexpected(participants.error());
-  auto worlds = client::list_worlds(viewer.session(), {}, viewer.deadline());
-  if (!worlds) return std::unexpected(worlds.error());
-  Counts counts{pools->rows.size(), queues->rows.size(), participants->rows.size(), worlds->rows.size(), 0, 0};
-  for (const client::WorldRow& row : worlds->rows) {
+  SHMB_TRY(pools, client::list_pools(viewer.session(), {}, viewer.deadline()));
+  SHMB_TRY(queues, client::list_queues(viewer.session(), {}, viewer.deadline()));
+  SHMB_TRY(participants, client::list_participants(viewer.session(), {}, viewer.deadline()));
+  SHMB_TRY(worlds, client::list_worlds(viewer.session(), {}, viewer.deadline()));
+  Counts counts{pools.rows.size(), queues.rows.size(), participants.rows.size(), worlds.rows.size(), 0, 0};
+  for (const client::WorldRow& row : worlds.rows) {
     counts.workers += row.record.present;
     counts.references += row.record.references;
   }
@@ -54,9 +51,8 @@ Result<Counts> count_pools(const Viewer& viewer) {
 Result<shmbw_uid_record> own_row(const Viewer& viewer) {
   Selection own;
   own.owner_uid = viewer.facts().uid;
-  auto rows = client::list_uids(viewer.session(), own, viewer.deadline());
-  if (!rows) return std::unexpected(rows.error());
-  return rows->rows.empty() ? shmbw_uid_record{} : rows->rows.front().record;
+  SHMB_TRY(rows, client::list_uids(viewer.session(), own, viewer.deadline()));
+  return rows.rows.empty() ? shmbw_uid_record{} : rows.rows.front().record;
 }
 
 std::string limit_text(std::uint64_t limit) { return limit == UINT64_MAX ? "any number" : number(limit); }

@@ -2,6 +2,7 @@
 // See gc_group.hpp.
 #include "tools/gc_group.hpp"
 
+#include "base/result.hpp"
 #include "base/text.hpp"
 #include "client/face/shmbroker.h"
 #include "proto/names.hpp"
@@ -24,24 +25,21 @@ struct Kept {
 bool lives(const Kept& kept) { return kept.group.record.members + kept.group.record.heirs != 0; }
 
 Result<Kept> look_at_group(const Viewer& viewer, const std::string& text) {
-  auto address = names::parse_group(text);
-  if (!address) return std::unexpected(address.error());
+  SHMB_TRY(address, names::parse_group(text));
   Selection selection;
-  selection.owner_uid = address->owner_uid;
-  if (auto id = names::group_id(address->group)) selection.group = *id;
-  else selection.group_name = address->group;
-  auto groups = client::list_groups(viewer.session(), selection, viewer.deadline());
-  if (!groups) return std::unexpected(groups.error());
-  if (groups->rows.empty()) {
+  selection.owner_uid = address.owner_uid;
+  if (auto id = names::group_id(address.group)) selection.group = *id;
+  else selection.group_name = address.group;
+  SHMB_TRY(groups, client::list_groups(viewer.session(), selection, viewer.deadline()));
+  if (groups.rows.empty()) {
     const wire::Sought sought{.what = "group", .name = text};
     return std::unexpected(client::asked_of(viewer.facts().socket, wire::not_found(sought)));
   }
-  Kept kept{.group = groups->rows.front()};
+  Kept kept{.group = groups.rows.front()};
   selection.group = kept.group.record.group;
   selection.group_name.clear();
-  auto regions = client::list_regions(viewer.session(), selection, viewer.deadline());
-  if (!regions) return std::unexpected(regions.error());
-  for (RegionRow& row : regions->rows) {
+  SHMB_TRY(regions, client::list_regions(viewer.session(), selection, viewer.deadline()));
+  for (RegionRow& row : regions.rows) {
     const shmbw_region_record& record = row.record;
     const bool is_lost = !lives(kept) && record.holders == 0 && record.tickets == 0 && record.queues == 0;
     if (is_lost) kept.bytes += record.bytes;

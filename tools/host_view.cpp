@@ -12,6 +12,7 @@
 #include <map>
 #include <span>
 
+#include "base/result.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "proto/names.hpp"
@@ -204,17 +205,15 @@ void add_listing(CLI::App& verb, ListingOptions& options, const std::string& fie
 
 Result<std::vector<std::size_t>> arranged(const ListingOptions& options, const Sheet& sheet,
                                           const char* default_order) {
-  auto filter = host::Filter::parse(options.filter, sheet);
-  if (!filter) return std::unexpected(filter.error());
+  SHMB_TRY(filter, host::Filter::parse(options.filter, sheet));
   // A row's index is appended as a last value while rows are sorted.
   Sheet ordered{sheet.fields, {}};
   for (std::size_t i = 0; i < sheet.rows.size(); ++i) {
-    if (!filter->passes(sheet.rows[i])) continue;
+    if (!filter.passes(sheet.rows[i])) continue;
     ordered.rows.push_back(sheet.rows[i]);
     ordered.rows.back().push_back(std::uint64_t{i});
   }
-  if (auto sorted = ordered.sort(options.order.empty() ? default_order : options.order); !sorted)
-    return std::unexpected(sorted.error());
+  SHMB_TRY_VOID(ordered.sort(options.order.empty() ? default_order : options.order));
   std::vector<std::size_t> out;
   for (const auto& row : ordered.rows) out.push_back(std::get<std::uint64_t>(row.back()));
   return out;
@@ -230,10 +229,9 @@ int fail_in_lines(const Error& error) {
 
 Result<std::string> sheet_table(const ListingOptions& options, const Sheet& sheet,
                                 const std::vector<std::size_t>& rows) {
-  auto columns = sheet.columns(options.columns);
-  if (!columns) return std::unexpected(columns.error());
+  SHMB_TRY(columns, sheet.columns(options.columns));
   std::vector<Table::Column> titles;
-  for (const std::size_t column : *columns) {
+  for (const std::size_t column : columns) {
     const Field& field = sheet.fields[column];
     const bool is_text = field.kind == FieldKind::text || field.kind == FieldKind::list;
     titles.push_back({field.title, is_text ? Align::left : Align::right, is_text, field.leaves});
@@ -241,7 +239,7 @@ Result<std::string> sheet_table(const ListingOptions& options, const Sheet& shee
   Table table(std::move(titles));
   for (const std::size_t row : rows) {
     std::vector<Cell> cells;
-    for (const std::size_t column : *columns)
+    for (const std::size_t column : columns)
       cells.emplace_back(cell(options.common, sheet.fields[column], sheet.rows[row][column]));
     table.add(std::move(cells));
   }
@@ -385,14 +383,13 @@ int repeat(const ListingOptions& options, const std::function<int()>& once) {
 Result<Inventory> look_at_host(std::int64_t stale_after_ns) {
   std::signal(SIGIO, SIG_IGN);
   std::vector<std::string> notes;
-  auto patterns = host::Patterns::load(notes);
-  if (!patterns) return std::unexpected(patterns.error());
+  SHMB_TRY(patterns, host::Patterns::load(notes));
   auto inventory = host::scan({});
   if (!inventory) return inventory;
   inventory->notes = std::move(notes);
   host::JudgeOptions options;
   options.stale_after = stale_after_ns / kNsPerSecond;
-  host::judge(*inventory, *patterns, options);
+  host::judge(*inventory, patterns, options);
   return inventory;
 }
 

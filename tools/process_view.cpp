@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "base/result.hpp"
 #include "tools/tool.hpp"
 
 namespace shmb::tools {
@@ -32,18 +33,15 @@ struct Holdings {
 Result<std::vector<ProcessRow>> read_processes(const Viewer& viewer, const Selection& selection,
                                                const std::vector<RegionRow>& regions, const std::vector<PoolRow>& pools,
                                                const std::vector<GroupRow>& groups) {
-  auto sessions = client::list_sessions(viewer.session(), selection, viewer.deadline());
-  if (!sessions) return std::unexpected(sessions.error());
+  SHMB_TRY(sessions, client::list_sessions(viewer.session(), selection, viewer.deadline()));
   Selection everything;
   everything.all_groups = selection.all_groups;
-  auto leases = client::list_leases(viewer.session(), everything, viewer.deadline());
-  if (!leases) return std::unexpected(leases.error());
-  auto participants = client::list_participants(viewer.session(), everything, viewer.deadline());
-  if (!participants) return std::unexpected(participants.error());
+  SHMB_TRY(leases, client::list_leases(viewer.session(), everything, viewer.deadline()));
+  SHMB_TRY(participants, client::list_participants(viewer.session(), everything, viewer.deadline()));
 
   std::map<std::uint64_t, Holdings*> by_session;
   std::map<std::pair<std::uint32_t, std::uint64_t>, Holdings> by_process;  // pid, or the session where it is unknown
-  for (const SessionRow& session : sessions->rows) {
+  for (const SessionRow& session : sessions.rows) {
     const shmbw_session_record& record = session.record;
     if (record.pid == static_cast<std::uint32_t>(::getpid())) continue;
     Holdings& process = by_process[{record.pid, record.pid == 0 ? record.session : 0}];
@@ -59,10 +57,10 @@ Result<std::vector<ProcessRow>> read_processes(const Viewer& viewer, const Selec
     const std::string group = group_text(record.group, named == groups.end() ? "" : named->name);
     if (std::ranges::find(row.groups, group) == row.groups.end()) row.groups.push_back(group);
   }
-  for (const LeaseRow& lease : leases->rows)
+  for (const LeaseRow& lease : leases.rows)
     if (const auto at = by_session.find(lease.record.session); at != by_session.end())
       at->second->regions.insert(lease.record.region.id);
-  for (const ParticipantRow& each : participants->rows)
+  for (const ParticipantRow& each : participants.rows)
     if (const auto at = by_session.find(each.record.session); at != by_session.end())
       at->second->pools.insert(each.record.pool);
 

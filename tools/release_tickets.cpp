@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/result.hpp"
 #include "base/text.hpp"
 #include "client/region/region.hpp"
 #include "proto/names.hpp"
@@ -41,16 +42,14 @@ struct Meant {
 Result<Meant> meant_by(const TicketRelease& options) {
   Meant meant;
   if (!options.address.empty()) {
-    auto target = resolve(options.address);
-    if (!target) return std::unexpected(target.error());
-    if (!target->id) meant.owner = names::parse_region(target->address)->owner_uid;
-    meant.region = std::move(*target);
+    SHMB_TRY(target, resolve(options.address));
+    if (!target.id) meant.owner = names::parse_region(target.address)->owner_uid;
+    meant.region = std::move(target);
   }
   if (!options.group.empty()) {
-    auto group = names::parse_group(options.group);
-    if (!group) return std::unexpected(group.error());
-    meant.owner = group->owner_uid;
-    meant.group = std::move(*group);
+    SHMB_TRY(group, names::parse_group(options.group));
+    meant.owner = group.owner_uid;
+    meant.group = std::move(group);
   }
   return meant;
 }
@@ -80,10 +79,9 @@ Result<std::vector<std::uint64_t>> groups_of(const Viewer& viewer, const names::
   if (const auto id = names::group_id(group.group)) return std::vector{*id};
   Selection selection;
   selection.owner_uid = group.owner_uid.value_or(user);
-  auto groups = client::list_groups(viewer.session(), selection, viewer.deadline());
-  if (!groups) return std::unexpected(groups.error());
+  SHMB_TRY(groups, client::list_groups(viewer.session(), selection, viewer.deadline()));
   std::vector<std::uint64_t> found;
-  for (const GroupRow& row : groups->rows)
+  for (const GroupRow& row : groups.rows)
     if (row.name == group.group) found.push_back(row.record.group);
   if (!found.empty()) return found;
   const wire::Sought sought{.what = "group", .name = text};
@@ -94,15 +92,13 @@ Result<client::TicketsEnded> end_tickets(const Viewer& viewer, const TicketRelea
                                          std::uint32_t user) {
   client::TicketsMeant wish{.owner_uid = user, .region = {}, .group = 0, .held = options.end};
   if (meant.region) {
-    auto region = find(viewer, *meant.region);
-    if (!region) return std::unexpected(region.error());
-    wish.region = region->record.region;
+    SHMB_TRY(region, find(viewer, *meant.region));
+    wish.region = region.record.region;
   }
   std::vector<std::uint64_t> groups{0};
   if (meant.group) {
-    auto found = groups_of(viewer, *meant.group, user, options.group);
-    if (!found) return std::unexpected(found.error());
-    groups = std::move(*found);
+    SHMB_TRY(found, groups_of(viewer, *meant.group, user, options.group));
+    groups = std::move(found);
   }
   client::TicketsEnded all;
   for (const std::uint64_t group : groups) {

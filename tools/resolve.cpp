@@ -4,6 +4,7 @@
 
 #include <charconv>
 
+#include "base/result.hpp"
 #include "base/text.hpp"
 #include "proto/names.hpp"
 #include "proto/refusal.hpp"
@@ -98,11 +99,10 @@ Error nothing_there(const char* what, const Target& target, const Viewer& viewer
 
 Result<Target> resolve(const std::string& text) {
   if (text.starts_with('@') && !text.contains('/')) return by_id(text);  // else @GROUP/NAME
-  auto address = names::parse_region(text);
-  if (!address) return std::unexpected(address.error());
+  SHMB_TRY(address, names::parse_region(text));
   Target target;
   target.text = text;
-  target.address = address->group.empty() && !in_a_group() ? default_group() + "/" + text : text;
+  target.address = address.group.empty() && !in_a_group() ? default_group() + "/" + text : text;
   return target;
 }
 
@@ -116,25 +116,22 @@ Result<Region> attach(const Session& session, const Target& target, const shmb_a
 }
 
 Result<RegionRow> find(const Viewer& viewer, const Target& target) {
-  auto found = client::list_regions(viewer.session(), selection_of(viewer, target), viewer.deadline());
-  if (!found) return std::unexpected(found.error());
-  if (found->rows.empty()) return std::unexpected(nothing_there("region", target, viewer));
-  return std::move(found->rows.front());
+  SHMB_TRY(found, client::list_regions(viewer.session(), selection_of(viewer, target), viewer.deadline()));
+  if (found.rows.empty()) return std::unexpected(nothing_there("region", target, viewer));
+  return std::move(found.rows.front());
 }
 
 Result<PoolRow> find_pool(const Viewer& viewer, const Target& target) {
-  auto found = client::list_pools(viewer.session(), selection_of(viewer, target), viewer.deadline());
-  if (!found) return std::unexpected(found.error());
-  if (found->rows.empty()) return std::unexpected(nothing_there("pool", target, viewer));
-  return std::move(found->rows.front());
+  SHMB_TRY(found, client::list_pools(viewer.session(), selection_of(viewer, target), viewer.deadline()));
+  if (found.rows.empty()) return std::unexpected(nothing_there("pool", target, viewer));
+  return std::move(found.rows.front());
 }
 
 Result<QueueRow> find_queue(const Viewer& viewer, const PoolRow& pool, const std::string& name) {
   Selection selection;
   selection.region.id = pool.record.pool;
-  auto found = client::list_queues(viewer.session(), selection, viewer.deadline());
-  if (!found) return std::unexpected(found.error());
-  for (QueueRow& row : found->rows)
+  SHMB_TRY(found, client::list_queues(viewer.session(), selection, viewer.deadline()));
+  for (QueueRow& row : found.rows)
     if (row.name == name) return std::move(row);
   return std::unexpected(
       client::asked_of(viewer.facts().socket, {Status::not_found,

@@ -10,6 +10,7 @@
 #include <map>
 #include <tuple>
 
+#include "base/result.hpp"
 #include "proto/names.hpp"
 #include "tools/table.hpp"
 
@@ -69,19 +70,16 @@ Reach closure(Reach reach) {
 }  // namespace
 
 Result<Worlds> read_worlds(const Viewer& viewer, const Selection& selection) {
-  auto worlds = client::list_worlds(viewer.session(), selection, viewer.deadline());
-  if (!worlds) return std::unexpected(worlds.error());
-  auto workers = client::list_workers(viewer.session(), selection, viewer.deadline());
-  if (!workers) return std::unexpected(workers.error());
-  auto references = client::list_references(viewer.session(), selection, viewer.deadline());
-  if (!references) return std::unexpected(references.error());
-  std::ranges::sort(workers->rows, {},
+  SHMB_TRY(worlds, client::list_worlds(viewer.session(), selection, viewer.deadline()));
+  SHMB_TRY(workers, client::list_workers(viewer.session(), selection, viewer.deadline()));
+  SHMB_TRY(references, client::list_references(viewer.session(), selection, viewer.deadline()));
+  std::ranges::sort(workers.rows, {},
                     [](const WorkerRow& row) { return std::tuple(row.record.world, row.record.rank); });
-  std::ranges::sort(references->rows, {}, [](const ReferenceRow& row) {
+  std::ranges::sort(references.rows, {}, [](const ReferenceRow& row) {
     const shmbw_reference_record& record = row.record;
     return std::tuple(record.world, record.owner, record.reference.creator, record.reference.counter);
   });
-  return Worlds{std::move(*worlds), std::move(*workers), std::move(*references)};
+  return Worlds{std::move(worlds), std::move(workers), std::move(references)};
 }
 
 std::string reference_text(const shmbw_ref_id& id) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/result.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "daemon/ledger/ledger.hpp"
@@ -132,9 +133,8 @@ Result<std::uint64_t> name_device(Ledger& ledger, Session& session, const sys::G
   if (device && device->node) return 0;
   const bool under_way = device != nullptr;
   if (!device) {
-    auto added = add_device(session, uuid);
-    if (!added) return std::unexpected(added.error());
-    device = *added;
+    SHMB_TRY(added, add_device(session, uuid));
+    device = added;
   }
   if (!under_way && !ledger.gpu_looker.look({session.id, uuid, std::string(pci)}, ledger.closer.wake_fd())) {
     session.gpu_devices.pop_back();

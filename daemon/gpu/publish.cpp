@@ -185,32 +185,26 @@ void describe(GpuMemory& gpu, const Session& session, const shmbw_gpu_publish& w
 
 Result<PublishedGpu> publish_gpu(Ledger& ledger, Session& session, const shmbw_gpu_publish& wish, std::string_view name,
                                  std::span<Fd> descriptors) {
-  if (auto words = check_gpu_words(ledger, wish, name); !words) return std::unexpected(words.error());
-  auto found = group_for_create(ledger, session, wish.group);
-  if (!found) return std::unexpected(found.error());
-  Group& group = **found;
+  SHMB_TRY_VOID(check_gpu_words(ledger, wish, name));
+  SHMB_TRY(found, group_for_create(ledger, session, wish.group));
+  Group& group = *found;
   sys::GpuUuid uuid;
   std::ranges::copy(wish.uuid, uuid.begin());
-  auto node = held_node(session, uuid);
-  if (!node) return std::unexpected(node.error());
+  SHMB_TRY(node, held_node(session, uuid));
   Region* old = name.empty() ? nullptr : group.names.find(name);
-  auto name_charge = may_take_name(ledger, session, group, old, name, flagged(wish, SHMBW_GPU_PUBLISH_REPLACE));
-  if (!name_charge) return std::unexpected(name_charge.error());
+  SHMB_TRY(name_charge, may_take_name(ledger, session, group, old, name, flagged(wish, SHMBW_GPU_PUBLISH_REPLACE)));
 
   const std::span<Fd> files = descriptors.first(std::size_t{2} * wish.chunks);
-  if (auto exports = check_exports(files, 0); !exports) return std::unexpected(exports.error());
+  SHMB_TRY_VOID(check_exports(files, 0));
   Result<Fd> manifest = Fd();
   if (flagged(wish, SHMBW_GPU_PUBLISH_MANIFEST)) manifest = take_manifest(descriptors.back(), wish.manifest_bytes);
   if (!manifest) return std::unexpected(manifest.error());
 
   const std::uint64_t count = 2 * chunks_of(wish) * (wish.kind == SHMBW_GPU_KIND_VMM) + (*manifest ? 1 : 0);
-  if (auto room = room_for_descriptors(ledger, session, group.uid, count); !room) return std::unexpected(room.error());
-  auto region_charge = charge_group(ledger, session, group, Resource::regions, 1);
-  if (!region_charge) return std::unexpected(region_charge.error());
-  auto bytes_charge = charge_gpu(ledger, session, group, Resource::gpu_bytes, allocation_of(wish));
-  if (!bytes_charge) return std::unexpected(bytes_charge.error());
-  auto descriptors_charge = charge_gpu(ledger, session, group, Resource::gpu_descriptors, count);
-  if (!descriptors_charge) return std::unexpected(descriptors_charge.error());
+  SHMB_TRY_VOID(room_for_descriptors(ledger, session, group.uid, count));
+  SHMB_TRY(region_charge, charge_group(ledger, session, group, Resource::regions, 1));
+  SHMB_TRY(bytes_charge, charge_gpu(ledger, session, group, Resource::gpu_bytes, allocation_of(wish)));
+  SHMB_TRY(descriptors_charge, charge_gpu(ledger, session, group, Resource::gpu_descriptors, count));
   Result<Charge> manifest_charge = Charge{};
   if (*manifest)
     manifest_charge = charge_group(ledger, session, group, Resource::bytes, rounded_bytes(wish.manifest_bytes));
@@ -230,14 +224,14 @@ Result<PublishedGpu> publish_gpu(Ledger& ledger, Session& session, const shmbw_g
   region.state = flagged(wish, SHMBW_GPU_PUBLISH_WRITING) ? SHMBW_REGION_STATE_READY : SHMBW_REGION_STATE_PUBLISHED;
   region.many_writers = flagged(wish, SHMBW_GPU_PUBLISH_MANY_WRITERS);
   region.no_recycle = true;
-  region.bytes_charge = std::move(*bytes_charge);
-  region.region_charge = std::move(*region_charge);
+  region.bytes_charge = std::move(bytes_charge);
+  region.region_charge = std::move(region_charge);
   region.gpu = std::make_unique<GpuMemory>();
   GpuMemory& gpu = *region.gpu;
   describe(gpu, session, wish);
-  gpu.node = std::move(*node);
+  gpu.node = std::move(node);
   gpu.descriptors = count;
-  gpu.descriptors_charge = std::move(*descriptors_charge);
+  gpu.descriptors_charge = std::move(descriptors_charge);
   gpu.manifest_charge = std::move(*manifest_charge);
   gpu.manifest = std::move(*manifest);
   take_files_into(gpu, files);
@@ -255,7 +249,7 @@ Result<PublishedGpu> publish_gpu(Ledger& ledger, Session& session, const shmbw_g
   if (!name.empty() && gpu.state == SHMBW_GPU_STATE_INCOMPLETE)
     region.promised = std::make_unique<Promised>(std::string(name), std::exchange(region.keep, 0),
                                                  flagged(wish, SHMBW_GPU_PUBLISH_REPLACE));
-  else if (!name.empty()) give_name(ledger, region, name, std::move(*name_charge));
+  else if (!name.empty()) give_name(ledger, region, name, std::move(name_charge));
   sponsor_group(session, group);
   return PublishedGpu{&region, *lease};
 }

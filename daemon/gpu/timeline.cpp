@@ -111,10 +111,8 @@ Result<Region*> make_timeline(Ledger& ledger, Session& session, const shmbw_gpu_
   if (wish.words == 0 || wish.words > timeline::kMaxWords)
     return error(Status::invalid, "a timeline has 1 to " + std::to_string(timeline::kMaxWords) + " words, not " +
                                       std::to_string(wish.words));
-  auto group = group_for_create(ledger, session, wish.group);
-  if (!group) return std::unexpected(group.error());
-  auto charge = charge_timeline(ledger, session, **group);
-  if (!charge) return std::unexpected(charge.error());
+  SHMB_TRY(group, group_for_create(ledger, session, wish.group));
+  SHMB_TRY(charge, charge_timeline(ledger, session, *group));
   shmbw_create create{};
   create.group = wish.group;
   create.length = timeline::bytes_of(wish.words);
@@ -122,9 +120,8 @@ Result<Region*> make_timeline(Ledger& ledger, Session& session, const shmbw_gpu_
   create.flags = SHMBW_CREATE_MANY_WRITERS | SHMBW_CREATE_NO_RECYCLE;
   if ((wish.flags & SHMBW_GPU_TIMELINE_KEEP_GIVEN) != 0) create.flags |= SHMBW_CREATE_KEEP_GIVEN;
   if ((wish.flags & SHMBW_GPU_TIMELINE_REPLACE) != 0) create.flags |= SHMBW_CREATE_REPLACE;
-  auto made = create_region(ledger, session, create, name);
-  if (!made) return std::unexpected(made.error());
-  Region& region = *made->region;
+  SHMB_TRY(made, create_region(ledger, session, create, name));
+  Region& region = *made.region;
   auto map = Mapping::map(region.fd.get(), 0, region.bytes, Access::read_write);
   if (!map) {
     undo(ledger, session, region);
@@ -144,7 +141,7 @@ Result<Region*> make_timeline(Ledger& ledger, Session& session, const shmbw_gpu_
   region.gpu->exporter = &session;
   region.gpu->exporter_pid = session.pid;
   region.gpu->descriptors = 1;
-  region.gpu->timeline = std::make_unique<Timeline>(ledger, std::move(*charge));
+  region.gpu->timeline = std::make_unique<Timeline>(ledger, std::move(charge));
   region.gpu->timeline->map = std::move(*map);
   region.gpu->timeline->words = wish.words;
   return &region;

@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/result.hpp"
 #include "base/sys_process.hpp"
 
 namespace shmb::daemon {
 
 Sys<void> Closer::prepare(Closer& closer) {
-  auto fd = sys::event_fd();
-  if (!fd) return std::unexpected(fd.error());
-  closer.wake_ = std::move(*fd);
+  SHMB_TRY(fd, sys::event_fd());
+  closer.wake_ = std::move(fd);
   closer.threads_->wake = closer.wake_.get();
   return {};
 }

@@ -10,8 +10,7 @@ namespace shmb::daemon {
 
 Sys<Secret> Secret::draw() {
   Secret out;
-  if (auto drawn = sys::random_bytes(std::as_writable_bytes(std::span(out.bytes))); !drawn)
-    return std::unexpected(drawn.error());
+  SHMB_TRY_VOID(sys::random_bytes(std::as_writable_bytes(std::span(out.bytes))));
   return out;
 }
 

@@ -165,22 +165,19 @@ Region* recycled(const Ledger& ledger, const Session& session, Group& group, con
 Result<Region*> fresh(Ledger& ledger, Session& session, Group& group, const shmbw_create& wish, std::string_view name,
                       std::uint32_t generation) {
   std::uint64_t bytes = rounded_bytes(wish.length);
-  if (auto room = room_for_descriptors(ledger, session, group.uid, 1); !room) return std::unexpected(room.error());
-  auto region_charge = charge_group(ledger, session, group, Resource::regions, 1);
-  if (!region_charge) return std::unexpected(region_charge.error());
-  auto bytes_charge = charge_group(ledger, session, group, Resource::bytes, bytes);
-  if (!bytes_charge) return std::unexpected(bytes_charge.error());
+  SHMB_TRY_VOID(room_for_descriptors(ledger, session, group.uid, 1));
+  SHMB_TRY(region_charge, charge_group(ledger, session, group, Resource::regions, 1));
+  SHMB_TRY(bytes_charge, charge_group(ledger, session, group, Resource::bytes, bytes));
   std::uint64_t id = ++ledger.last_region;
   names::MemfdName label;
   names::write_memfd_name(label, {ledger.facts.epoch, id, generation, group.uid, group.name, name, group.id});
-  auto fd = make_memory({label.data(), bytes, ledger.facts.exec_seal, seals_seal(ledger, wish)});
-  if (!fd) return std::unexpected(fd.error());
+  SHMB_TRY(fd, make_memory({label.data(), bytes, ledger.facts.exec_seal, seals_seal(ledger, wish)}));
   Region& region = ledger.regions.try_emplace(id).first->second;
   region.id = id;
   region.bytes = bytes;
-  region.fd = std::move(*fd);
-  region.bytes_charge = std::move(*bytes_charge);
-  region.region_charge = std::move(*region_charge);
+  region.fd = std::move(fd);
+  region.bytes_charge = std::move(bytes_charge);
+  region.region_charge = std::move(region_charge);
   region.group = &group;
   group.regions.push_back(region);
   ++ledger.open_descriptors;
@@ -229,13 +226,11 @@ void keep_promise(Ledger& ledger, Region& region, Charge charge) {
 }
 
 Result<Created> create_region(Ledger& ledger, Session& session, const shmbw_create& wish, std::string_view name) {
-  if (auto words = check_words(ledger, wish, name); !words) return std::unexpected(words.error());
-  auto found = group_for_create(ledger, session, wish.group);
-  if (!found) return std::unexpected(found.error());
-  Group& group = **found;
+  SHMB_TRY_VOID(check_words(ledger, wish, name));
+  SHMB_TRY(found, group_for_create(ledger, session, wish.group));
+  Group& group = *found;
   Region* old = name.empty() ? nullptr : group.names.find(name);
-  auto name_charge = may_take_name(ledger, session, group, old, name, (wish.flags & SHMBW_CREATE_REPLACE) != 0);
-  if (!name_charge) return std::unexpected(name_charge.error());
+  SHMB_TRY(name_charge, may_take_name(ledger, session, group, old, name, (wish.flags & SHMBW_CREATE_REPLACE) != 0));
   const bool at_publish = (wish.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0;
 
   std::uint32_t generation = old ? old->generation + 1 : 1;
@@ -244,9 +239,8 @@ Result<Created> create_region(Ledger& ledger, Session& session, const shmbw_crea
   if (!region && (wish.flags & SHMBW_CREATE_RECYCLED_ONLY) != 0)
     return std::unexpected(nothing_recycled(group, rounded_bytes(wish.length)));
   if (!region) {
-    auto made = fresh(ledger, session, group, wish, name, generation);
-    if (!made) return std::unexpected(made.error());
-    region = *made;
+    SHMB_TRY(made, fresh(ledger, session, group, wish, name, generation));
+    region = made;
   }
   region->length = wish.length;
   region->generation = generation;
@@ -270,7 +264,7 @@ Result<Created> create_region(Ledger& ledger, Session& session, const shmbw_crea
     undo(ledger, group, *region, dirty);
     return std::unexpected(lease.error());
   }
-  if (!name.empty() && !at_publish) give_name(ledger, *region, name, std::move(*name_charge));
+  if (!name.empty() && !at_publish) give_name(ledger, *region, name, std::move(name_charge));
   sponsor_group(session, group);
   return Created{region, *lease, dirty};
 }

@@ -62,9 +62,8 @@ Result<int> lend_descriptor(Ledger& ledger, Region& region, std::uint32_t rights
   const std::uint64_t used = ledger.descriptors() + ledger.reply_owned.size(), limit = ledger.facts.descriptors_limit;
   if (used >= limit)
     return std::unexpected(refuse_descriptors(ledger, {SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_HOST, 0, limit, used, 1}));
-  auto reader = reopen_read_only(region.fd.get(), "the region");
-  if (!reader) return std::unexpected(reader.error());
-  ledger.reply_owned.push_back(std::move(*reader));
+  SHMB_TRY(reader, reopen_read_only(region.fd.get(), "the region"));
+  ledger.reply_owned.push_back(std::move(reader));
   return ledger.reply_owned.back().get();
 }
 

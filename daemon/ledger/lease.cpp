@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/result.hpp"
 #include "daemon/ledger/ledger.hpp"
 #include "daemon/ledger/refuse.hpp"
 
@@ -78,9 +79,8 @@ Lease& book_charged(Ledger& ledger, Session& session, Region& region, std::uint3
 
 Result<Lease*> book_lease(Ledger& ledger, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
                           Reach reach) {
-  auto charge = charge_lease(ledger, session, region, count);
-  if (!charge) return std::unexpected(charge.error());
-  return &book_charged(ledger, session, region, rights, count, reach, std::move(*charge));
+  SHMB_TRY(charge, charge_lease(ledger, session, region, count));
+  return &book_charged(ledger, session, region, rights, count, reach, std::move(charge));
 }
 
 void set_lease(Ledger& ledger, Lease& lease, std::uint32_t rights, Reach reach) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/result.hpp"
 #include "daemon/ledger/ledger.hpp"
 #include "daemon/ledger/refuse.hpp"
 #include "daemon/pools/pool.hpp"
@@ -101,7 +102,7 @@ Result<void> follow(Ledger& ledger, Session& session, Session& source) {
     join_group(ledger, session, *source.supervises);
     return {};
   }
-  if (auto group = own_group(ledger, source); !group) return std::unexpected(group.error());
+  SHMB_TRY_VOID(own_group(ledger, source));
   join_group(ledger, session, *source.group);
   return {};
 }

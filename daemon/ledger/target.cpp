@@ -20,7 +20,7 @@ Result<Target> target_by_id(Ledger& ledger, Session& session, const shmbw_region
 }
 
 static Result<Target> target_by_name(Ledger& ledger, Session& session, const Naming& naming) {
-  if (auto valid = names::check(naming.name, "region name"); !valid) return std::unexpected(valid.error());
+  SHMB_TRY_VOID(names::check(naming.name, "region name"));
   Group* group = addressed_group(ledger, session, naming.owner_uid, naming.group);
   Region* region = group ? group->names.find(naming.name) : nullptr;
   if (!region)

@@ -42,13 +42,12 @@ struct Area {
 
 // F_SEAL_FUTURE_WRITE leaves the existing mapping writable. So the broker alone writes the directory.
 Result<Area> make_area(const char* label, std::uint64_t bytes, bool no_exec, int seals) {
-  auto fd = make_memory({label, bytes, no_exec, false});
-  if (!fd) return std::unexpected(fd.error());
-  auto map = Mapping::map(fd->get(), 0, bytes, Access::read_write);
+  SHMB_TRY(fd, make_memory({label, bytes, no_exec, false}));
+  auto map = Mapping::map(fd.get(), 0, bytes, Access::read_write);
   if (!map) return system_failure(map.error(), "mapping the control memory of a pool");
-  if (auto sealed = sys::add_seals(fd->get(), seals); !sealed)
+  if (auto sealed = sys::add_seals(fd.get(), seals); !sealed)
     return system_failure(sealed.error(), "sealing the control memory of a pool");
-  return Area{std::move(*fd), std::move(*map)};
+  return Area{std::move(fd), std::move(*map)};
 }
 
 pool::Shape shape_of(const shmbw_pool_create& wish) {
@@ -255,7 +254,7 @@ Result<Joined> place_in(Ledger& ledger, Session& session, std::uint64_t id) {
 Result<Joined> usable_place_in(Ledger& ledger, Session& session, std::uint64_t id) {
   auto place = place_in(ledger, session, id);
   if (!place) return place;
-  if (auto whole = usable(*place->pool); !whole) return std::unexpected(whole.error());
+  SHMB_TRY_VOID(usable(*place->pool));
   return place;
 }
 
@@ -278,15 +277,13 @@ Result<Joined> make_pool(Ledger& ledger, Session& session, const shmbw_pool_crea
   if (replace && name.empty()) return error(Status::invalid, "replace needs a name");
   const bool keep_given = (wish.flags & SHMBW_POOL_KEEP_GIVEN) != 0;
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
-  if (auto keep = check_keep(ledger, wish.keep); !keep) return std::unexpected(keep.error());
-  if (!name.empty())
-    if (auto valid = names::check(name, "pool name"); !valid) return std::unexpected(valid.error());
+  SHMB_TRY_VOID(check_keep(ledger, wish.keep));
+  if (!name.empty()) SHMB_TRY_VOID(names::check(name, "pool name"));
   const pool::Shape shape = shape_of(wish);
-  if (auto fits = check_shape(shape); !fits) return std::unexpected(fits.error());
-  if (auto may = may_join(session, nullptr); !may) return std::unexpected(may.error());
-  auto found = group_for_create(ledger, session, wish.group);
-  if (!found) return std::unexpected(found.error());
-  Group& group = **found;
+  SHMB_TRY_VOID(check_shape(shape));
+  SHMB_TRY_VOID(may_join(session, nullptr));
+  SHMB_TRY(found, group_for_create(ledger, session, wish.group));
+  Group& group = *found;
   const auto taken = name.empty() ? group.pool_names.end() : group.pool_names.find(name);
   Pool* const old = taken == group.pool_names.end() ? nullptr : taken->second;
   if (old && !replace)
@@ -299,34 +296,30 @@ Result<Joined> make_pool(Ledger& ledger, Session& session, const shmbw_pool_crea
     if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
     name_charge = std::move(*charge);
   }
-  if (auto room = room_for_descriptors(ledger, session, group.uid, kDescriptors); !room)
-    return std::unexpected(room.error());
-  auto regions_charge = charge_group(ledger, session, group, Resource::regions, kRegions);
-  if (!regions_charge) return std::unexpected(regions_charge.error());
+  SHMB_TRY_VOID(room_for_descriptors(ledger, session, group.uid, kDescriptors));
+  SHMB_TRY(regions_charge, charge_group(ledger, session, group, Resource::regions, kRegions));
   const std::uint64_t directory_bytes = pool::directory_bytes(shape), control_bytes = pool::control_bytes(shape);
-  auto bytes_charge = charge_group(ledger, session, group, Resource::bytes, directory_bytes + control_bytes);
-  if (!bytes_charge) return std::unexpected(bytes_charge.error());
+  SHMB_TRY(bytes_charge, charge_group(ledger, session, group, Resource::bytes, directory_bytes + control_bytes));
 
   const std::uint64_t id = ++ledger.last_region, control_id = ++ledger.last_region;
   names::MemfdName label;
   names::write_memfd_name(label, {ledger.facts.epoch, id, 1, group.uid, group.name, name, group.id});
-  auto directory = make_area(label.data(), directory_bytes, ledger.facts.exec_seal, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
-  if (!directory) return std::unexpected(directory.error());
+  SHMB_TRY(directory,
+           make_area(label.data(), directory_bytes, ledger.facts.exec_seal, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL));
   names::write_memfd_name(label, {ledger.facts.epoch, control_id, 1, group.uid, group.name, name, group.id});
-  auto control = make_area(label.data(), control_bytes, ledger.facts.exec_seal, F_SEAL_SEAL);
-  if (!control) return std::unexpected(control.error());
+  SHMB_TRY(control, make_area(label.data(), control_bytes, ledger.facts.exec_seal, F_SEAL_SEAL));
 
   Pool& pool = ledger.pools.try_emplace(id, ledger, id, group).first->second;
   pool.name = name;
   pool.owner_uid = group.uid;
   pool.created = ledger.now();
   pool.keep = keep_given ? wish.keep : group.keep;
-  pool.directory = std::move(directory->fd);
-  pool.directory_map = std::move(directory->map);
-  pool.control = std::move(control->fd);
-  pool.control_map = std::move(control->map);
-  pool.regions_charge = std::move(*regions_charge);
-  pool.bytes_charge = std::move(*bytes_charge);
+  pool.directory = std::move(directory.fd);
+  pool.directory_map = std::move(directory.map);
+  pool.control = std::move(control.fd);
+  pool.control_map = std::move(control.map);
+  pool.regions_charge = std::move(regions_charge);
+  pool.bytes_charge = std::move(bytes_charge);
   if (old) {  // nothing can fail any more
     name_charge = std::move(old->name_charge);
     unname_pool(*old);
@@ -346,8 +339,8 @@ Result<Joined> make_pool(Ledger& ledger, Session& session, const shmbw_pool_crea
 }
 
 Result<Joined> join_pool(Ledger& ledger, Session& session, Pool& pool, bool read_only) {
-  if (auto may = may_join(session, &pool); !may) return std::unexpected(may.error());
-  if (auto whole = usable(pool); !whole) return std::unexpected(whole.error());
+  SHMB_TRY_VOID(may_join(session, &pool));
+  SHMB_TRY_VOID(usable(pool));
   std::uint32_t index = 0;
   while (index < pool::kParticipants && pool.participants[index].state != ParticipantState::free) ++index;
   if (index == pool::kParticipants)

@@ -384,15 +384,13 @@ Result<OpenedQueue> open_queue(Ledger& ledger, Pool& pool, std::uint32_t partici
                                std::string_view name) {
   std::uint32_t queue = find_queue(pool, name);
   const shmbw_queue_open wish = with_cells(asked, queue == kNone ? nullptr : &pool.view.queue(queue));
-  if (auto words = check_words(pool.participants[participant], wish, name); !words)
-    return std::unexpected(words.error());
+  SHMB_TRY_VOID(check_words(pool.participants[participant], wish, name));
   const bool fresh = queue == kNone;
   if (fresh) {
     if ((wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0)
       return error(Status::not_found, "the pool has no queue " + quoted(name));
-    auto made = make_queue(ledger, pool, wish, name);
-    if (!made) return std::unexpected(made.error());
-    queue = *made;
+    SHMB_TRY(made, make_queue(ledger, pool, wish, name));
+    queue = made;
   } else if (auto may = may_open(pool, queue, participant, wish, name); !may) {
     return std::unexpected(may.error());
   }

@@ -105,18 +105,16 @@ std::uint64_t user_ranks(const Reference& reference) {
 }
 
 Result<Booked> book_reference(Ledger& ledger, Worker& maker, const shmbw_ref_create& wish) {
-  auto owner = living(maker, wish.owner, wish.owner_life, "owner");
-  if (!owner) return std::unexpected(owner.error());
-  const bool own = *owner == &maker;
+  SHMB_TRY(owner, living(maker, wish.owner, wish.owner_life, "owner"));
+  const bool own = owner == &maker;
   if (wish.state < SHMBW_REF_STATE_REGISTERED || wish.state > SHMBW_REF_STATE_FAILED ||
       (!own && wish.state != SHMBW_REF_STATE_REGISTERED))
     return error(Status::invalid, "a reference begins as registered; as taken, ready or failed only by its owner");
   Worker* user = &maker;
   if (wish.user != kOwnFork) {
     if (!own) return error(Status::denied, "only the owner gives the first fork of a reference to somebody else");
-    auto receiver = living(maker, wish.user, wish.user_life, "user");
-    if (!receiver) return std::unexpected(receiver.error());
-    user = *receiver;
+    SHMB_TRY(receiver, living(maker, wish.user, wish.user_life, "user"));
+    user = receiver;
   }
   RefKey key{maker.last_counter + 1, maker.rank};
   if ((wish.flags & SHMBW_REF_CREATE_GIVEN_COUNTER) != 0) {
@@ -127,18 +125,17 @@ Result<Booked> book_reference(Ledger& ledger, Worker& maker, const shmbw_ref_cre
   } else if (wish.counter != 0) {
     return error(Status::invalid, "a counter without the flag given_counter: the broker counts");
   }
-  auto charge = charge_fork(ledger, maker);
-  if (!charge) return std::unexpected(charge.error());
+  SHMB_TRY(charge, charge_fork(ledger, maker));
   maker.last_counter = std::max(maker.last_counter, key.counter);
   Reference fresh;
   fresh.counter = key.counter;
   fresh.creator = key.creator;
   Reference& reference = const_cast<Reference&>(*maker.home->references.emplace(std::move(fresh)).first);
   reference.state = wish.state;
-  reference.owner = *owner;
+  reference.owner = owner;
   reference.created = ledger.last_reference = std::max(ledger.now(), ledger.last_reference + 1);
-  (*owner)->owned.push_back(reference);
-  Fork& fork = add_fork(maker, reference, *user, std::move(*charge));
+  owner->owned.push_back(reference);
+  Fork& fork = add_fork(maker, reference, *user, std::move(charge));
   fork.in_flight = wish.user != kOwnFork;
   fork.tell = !fork.in_flight && (wish.flags & SHMBW_REF_CREATE_TELL) != 0;
   return Booked{&reference, &fork};
@@ -151,11 +148,9 @@ Result<Fork*> book_fork(Ledger& ledger, Worker& maker, const RefKey& key, std::u
     return error(Status::denied, "a reference is passed on by its owner, or by a worker that has taken a fork of it");
   if (reference->state == SHMBW_REF_STATE_OWNER_GONE)
     return error(Status::owner_gone, worker_text(*reference->owner) + ", the owner of the reference, is gone");
-  auto receiver = living(maker, user, life, "user");
-  if (!receiver) return std::unexpected(receiver.error());
-  auto charge = charge_fork(ledger, maker);
-  if (!charge) return std::unexpected(charge.error());
-  Fork& fork = add_fork(maker, *reference, **receiver, std::move(*charge));
+  SHMB_TRY(receiver, living(maker, user, life, "user"));
+  SHMB_TRY(charge, charge_fork(ledger, maker));
+  Fork& fork = add_fork(maker, *reference, *receiver, std::move(charge));
   fork.in_flight = true;
   return &fork;
 }

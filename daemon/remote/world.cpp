@@ -123,7 +123,7 @@ Result<bool> may_enter(Ledger& ledger, const World& there, const shmbw_world_joi
     if (!same_size || before.name != name) return taken(there);
     // The same worker comes again after it has left in order. Others may be slower to leave.
     if (before.state == SHMBW_WORKER_STATE_LEFT) return false;
-    if (auto may = may_replace(ledger, there, before); !may) return std::unexpected(may.error());
+    SHMB_TRY_VOID(may_replace(ledger, there, before));
     return true;
   }
   if (!same_size)
@@ -162,8 +162,7 @@ void forget_port(Ledger& ledger, const World& world) {
 }
 
 Result<World*> make_world(Ledger& ledger, Session& founder, const shmbw_world_join& wish, std::string_view address) {
-  auto group = own_group(ledger, founder);
-  if (!group) return std::unexpected(group.error());
+  SHMB_TRY(group, own_group(ledger, founder));
   Uid& uid = ledger.hold_uid(founder.uid);
   auto charge = uid.account.charge(Resource::worlds, 1);
   if (!charge) {
@@ -171,13 +170,13 @@ Result<World*> make_world(Ledger& ledger, Session& founder, const shmbw_world_jo
     return std::unexpected(refuse_limit(ledger, founder, charge.error()));
   }
   const std::uint64_t id = ++ledger.last_world;
-  World& made = ledger.worlds.try_emplace(id, ledger, id, **group, wish.world_size).first->second;
+  World& made = ledger.worlds.try_emplace(id, ledger, id, *group, wish.world_size).first->second;
   made.uid = founder.uid;
   made.port = wish.port;
   made.address = address;
   made.created = ledger.now();
   made.charge = std::move(*charge);
-  (*group)->worlds.push_back(made);
+  group->worlds.push_back(made);
   ledger.world_ports[{made.uid, made.port}] = &made;
   return &made;
 }
@@ -260,14 +259,13 @@ Result<Worker*> join_world(Ledger& ledger, Session& session, const shmbw_world_j
   if (session.worker)
     return error(Status::busy, "this session is " + worker_text(*session.worker) + " of the world at " +
                                    world_text(*session.worker->home) + " already: leave that one first");
-  if (auto checked = check_join(wish, address, name); !checked) return std::unexpected(checked.error());
+  SHMB_TRY_VOID(check_join(wish, address, name));
   const FailedWorlds::Late late = ledger.failed_worlds.tell(session, wish, ledger.now());
   if (late.certain) return std::unexpected(*late.cause);
   World* there = nullptr;
   if (auto at = ledger.world_ports.find({session.uid, wish.port}); at != ledger.world_ports.end()) {
-    auto enters = may_enter(ledger, *at->second, wish, name);
-    if (!enters) return std::unexpected(enters.error());
-    if (*enters) there = at->second;
+    SHMB_TRY(enters, may_enter(ledger, *at->second, wish, name));
+    if (enters) there = at->second;
   }
   if (const Worker* const other = there && !there->complete ? namesake(*there, name) : nullptr) {
     const Error why = name_twice(*there, *other, session, wish.rank);
@@ -275,9 +273,8 @@ Result<Worker*> join_world(Ledger& ledger, Session& session, const shmbw_world_j
     return std::unexpected(why);
   }
   if (!there) {
-    auto made = make_world(ledger, session, wish, address);
-    if (!made) return std::unexpected(made.error());
-    there = *made;
+    SHMB_TRY(made, make_world(ledger, session, wish, address));
+    there = made;
     if (late.cause) {
       there->doubt = late.cause;
       there->in_the_know = late.told;

@@ -2,6 +2,7 @@
 // The requests of GPU memory. The rules for regions hold for GPU regions too; here are the differences.
 #include <algorithm>
 
+#include "base/result.hpp"
 #include "daemon/gpu/publish.hpp"
 #include "daemon/ledger/grant.hpp"
 #include "daemon/ledger/target.hpp"
@@ -182,11 +183,10 @@ Result<OpenedGpu> open_gpu(Ledger& ledger, Session& session, const shmbw_gpu_ope
   if (!target) return std::unexpected(target.error());
   Region& region = *target->region;
   if (!on_gpu(region)) return std::unexpected(other_kind(region));
-  if (auto may = check_rights(*target, wish.rights); !may) return std::unexpected(may.error());
-  if (auto may = may_open(region, wish.rights); !may) return std::unexpected(may.error());
-  auto charge = charge_lease(ledger, session, region, 1);
-  if (!charge) return std::unexpected(charge.error());
-  Lease& lease = book_charged(ledger, session, region, wish.rights, 1, Reach::mapped, std::move(*charge));
+  SHMB_TRY_VOID(check_rights(*target, wish.rights));
+  SHMB_TRY_VOID(may_open(region, wish.rights));
+  SHMB_TRY(charge, charge_lease(ledger, session, region, 1));
+  Lease& lease = book_charged(ledger, session, region, wish.rights, 1, Reach::mapped, std::move(charge));
   if (target->ticket) use_ticket(ledger, *target->ticket);
   return OpenedGpu{&region, &lease};
 }
@@ -360,9 +360,8 @@ Result<Reported> report(Ledger& ledger, Session& session, const shmbw_gpu_report
     auto line = leased(ledger, session, report.region);
     if (line && (*line)->region->gpu && (*line)->region->gpu->timeline) return report_timeline_over(ledger, **line);
   }
-  auto lease = leased_gpu(ledger, session, report.region);
-  if (!lease) return std::unexpected(lease.error());
-  Region& region = *(*lease)->region;
+  SHMB_TRY(lease, leased_gpu(ledger, session, report.region));
+  Region& region = *lease->region;
   switch (report.what) {
     case SHMBW_GPU_FINDING_IMPORTED:
       // The publisher's own report proves nothing.
@@ -371,7 +370,7 @@ Result<Reported> report(Ledger& ledger, Session& session, const shmbw_gpu_report
     case SHMBW_GPU_FINDING_IMPORT_FAILED:
       return report_import_failed(ledger, session, region, report.code);
     case SHMBW_GPU_FINDING_WRITTEN:
-      return report_written(ledger, **lease);
+      return report_written(ledger, *lease);
     default:
       return error(Status::invalid, "report imported, import_failed, written or device_lost");
   }
@@ -396,17 +395,15 @@ void serve_batch(const Request& request, Serve serve) {
 void serve_gpu_report(const Request& request) {
   serve_batch<shmbw_gpu_report, shmbw_gpu_report_reply>(
       request, [&](const shmbw_gpu_report& wish) -> Result<shmbw_gpu_report_reply> {
-        auto reported = report(request.ledger, request.session, wish);
-        if (!reported) return std::unexpected(reported.error());
-        return shmbw_gpu_report_reply{{}, reported->state, reported->regions};
+        SHMB_TRY(reported, report(request.ledger, request.session, wish));
+        return shmbw_gpu_report_reply{{}, reported.state, reported.regions};
       });
 }
 
 // The lease stays in the books until the last other one is gone: nothing of the memory may be freed before.
 static Result<shmbw_gpu_retire_reply> retire(Ledger& ledger, Session& session, const shmbw_region_ref& ref) {
-  auto lease = leased_gpu(ledger, session, ref);
-  if (!lease) return std::unexpected(lease.error());
-  Region& region = *(*lease)->region;
+  SHMB_TRY(lease, leased_gpu(ledger, session, ref));
+  Region& region = *lease->region;
   GpuMemory& gpu = *region.gpu;
   if (gpu.kind != SHMBW_GPU_KIND_LEGACY)
     return error(Status::invalid, "only memory of kind legacy is retired; release the lease on any other region");
@@ -420,7 +417,7 @@ static Result<shmbw_gpu_retire_reply> retire(Ledger& ledger, Session& session, c
   gpu.exporter = nullptr;
   gpu.state = SHMBW_GPU_STATE_RETIRED;
   region.bytes_charge.give_back();  // a ticket or a message may still name the region
-  drop_lease(ledger, **lease);
+  drop_lease(ledger, *lease);
   return shmbw_gpu_retire_reply{{}, 0, 0};
 }
 
@@ -446,10 +443,9 @@ void serve_gpu_timeline(const Request& request) {
 static Result<shmbw_gpu_pinned_reply> pin(Ledger& ledger, Session& session, const shmbw_gpu_pinned& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_GPU_PINNED_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of gpu_pinned is not known to this broker");
-  auto lease = leased(ledger, session, wish.region);
-  if (!lease) return std::unexpected(lease.error());
-  if (on_gpu(*(*lease)->region)) return std::unexpected(other_kind(*(*lease)->region));
-  std::uint32_t& pins = (*lease)->pins;
+  SHMB_TRY(lease, leased(ledger, session, wish.region));
+  if (on_gpu(*lease->region)) return std::unexpected(other_kind(*lease->region));
+  std::uint32_t& pins = lease->pins;
   if ((wish.flags & SHMBW_GPU_PINNED_UNPIN) != 0) {
     if (pins == 0) return error(Status::invalid, "this session has not pinned the region");
     --pins;
@@ -457,7 +453,7 @@ static Result<shmbw_gpu_pinned_reply> pin(Ledger& ledger, Session& session, cons
     if (pins == UINT32_MAX) return error(Status::invalid, "more pins than a lease can count");
     ++pins;
     // A GPU may still write to this memory, and a later user of it would see that.
-    (*lease)->region->no_recycle = true;
+    lease->region->no_recycle = true;
   }
   return shmbw_gpu_pinned_reply{{}, pins, 0};
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/result.hpp"
 #include "base/text.hpp"
 #include "daemon/ledger/create.hpp"
 #include "daemon/ledger/grant.hpp"
@@ -194,14 +195,13 @@ static Result<Lease*> inherit(Ledger& ledger, Session& session, const shmbw_inhe
     return error(Status::unknown_flags, "a right is not known to this broker");
   Session* source = session.fork_source ? ledger.find_session(session.fork_source) : nullptr;
   if (!source) return error(Status::not_found, "no session to inherit from: HELLO named none, or it has ended");
-  auto held = own_lease(ledger, *source, wish.region);
-  if (!held) return std::unexpected(held.error());
-  if (on_gpu(*(*held)->region))
+  SHMB_TRY(held, own_lease(ledger, *source, wish.region));
+  if (on_gpu(*held->region))
     return error(Status::forked_child, "GPU memory does not survive fork: open the region in the child after exec");
-  std::uint32_t rights = wish.rights ? wish.rights : (*held)->rights;
-  if ((rights & ~(*held)->rights) != 0)
-    return error(Status::denied, "the parent's lease does not carry " + rights_text(rights & ~(*held)->rights));
-  return book_lease(ledger, session, *(*held)->region, rights, std::max(wish.count, 1U), (*held)->reach);
+  std::uint32_t rights = wish.rights ? wish.rights : held->rights;
+  if ((rights & ~held->rights) != 0)
+    return error(Status::denied, "the parent's lease does not carry " + rights_text(rights & ~held->rights));
+  return book_lease(ledger, session, *held->region, rights, std::max(wish.count, 1U), held->reach);
 }
 
 void serve_inherit(const Request& request) {

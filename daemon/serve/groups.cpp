@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // GROUP_CREATE, GROUP_JOIN, GROUP_LEAVE, GROUP_END, GROUP_LIMIT and WATCH.
+#include "base/result.hpp"
 #include "base/text.hpp"
 #include "daemon/ledger/create.hpp"
 #include "daemon/ledger/grant.hpp"
@@ -218,7 +219,7 @@ Result<Watch*> watch_region(Ledger& ledger, Session& session, const shmbw_watch&
 
 Result<Watch*> watch_name(Ledger& ledger, Session& session, const shmbw_watch& wish, std::string_view group_text,
                           std::string_view name, std::uint32_t& state) {
-  if (auto valid = names::check(name, "region name"); !valid) return std::unexpected(valid.error());
+  SHMB_TRY_VOID(names::check(name, "region name"));
   std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
   Group* group = addressed_group(ledger, session, owner, group_text);
   // A session may wait for a name before its group exists, but only where it could address that group.

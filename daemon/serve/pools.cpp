@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // POOL_CREATE, POOL_JOIN, POOL_LEAVE, POOL_SEGMENT and POOL_DOORBELL. A session that may address a pool's group may
 // join the pool. All other requests are for its participants; for other sessions the pool does not exist.
+#include "base/result.hpp"
 #include "base/sys_memory.hpp"
 #include "daemon/ledger/create.hpp"
 #include "daemon/ledger/grant.hpp"
@@ -41,7 +42,7 @@ Result<Pool*> addressed_pool(Ledger& ledger, Session& session, const shmbw_pool_
       return std::unexpected(wire::not_found({.what = "pool", .id = wish.pool}));
     return pool;
   }
-  if (auto valid = names::check(name, "pool name"); !valid) return std::unexpected(valid.error());
+  SHMB_TRY_VOID(names::check(name, "pool name"));
   const std::uint32_t owner = (wish.flags & SHMBW_POOL_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
   Group* group = addressed_group(ledger, session, owner, group_text);
   const auto at = group ? group->pool_names.find(name) : decltype(group->pool_names.end())();

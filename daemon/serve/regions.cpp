@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "base/result.hpp"
 #include "daemon/ledger/create.hpp"
 #include "daemon/ledger/grant.hpp"
 #include "daemon/ledger/target.hpp"
@@ -76,23 +77,20 @@ Result<Target> admit_attach(Ledger& ledger, Session& session, const shmbw_attach
   // Checked before anything is done to the region, because a reader may close its writing for ever.
   if ((wish.flags & SHMBW_ATTACH_TIMELINE) != 0 && !(region.gpu && region.gpu->timeline))
     return error(Status::invalid, "region " + std::to_string(region.id) + " is no timeline");
-  if (auto may = check_rights(*target, wish.rights); !may) return std::unexpected(may.error());
-  if (auto admitted = admit_rights(ledger, session, region, wish.rights); !admitted)
-    return std::unexpected(admitted.error());
+  SHMB_TRY_VOID(check_rights(*target, wish.rights));
+  SHMB_TRY_VOID(admit_rights(ledger, session, region, wish.rights));
   return target;
 }
 
 Result<Attached> attach(Ledger& ledger, Session& session, const shmbw_attach& wish, std::string_view group,
                         std::string_view name) {
-  auto target = admit_attach(ledger, session, wish, group, name);
-  if (!target) return std::unexpected(target.error());
-  Region& region = *target->region;
+  SHMB_TRY(target, admit_attach(ledger, session, wish, group, name));
+  Region& region = *target.region;
   AwaitedSeals* const closing = awaited_seals(session, region, kClosingSeals);
   if (closing && closing->refusal && closes_writing(ledger, session, region, wish.rights))
     return std::unexpected(*closing->refusal);
-  auto charge = closing && closing->charge ? Result<Charge>(std::move(closing->charge))
-                                           : charge_lease(ledger, session, region, 1);
-  if (!charge) return std::unexpected(charge.error());
+  SHMB_TRY(charge, closing && closing->charge ? Result<Charge>(std::move(closing->charge))
+                                              : charge_lease(ledger, session, region, 1));
   int fd = -1;
   if (!no_descriptor(wish)) {
     if (closing && closing->reader && !writes(wish)) {
@@ -100,9 +98,8 @@ Result<Attached> attach(Ledger& ledger, Session& session, const shmbw_attach& wi
       ledger.reply_owned.push_back(std::move(closing->reader));
       fd = ledger.reply_owned.back().get();
     } else {
-      auto lent = lend_descriptor(ledger, region, wish.rights);
-      if (!lent) return std::unexpected(lent.error());
-      fd = *lent;
+      SHMB_TRY(lent, lend_descriptor(ledger, region, wish.rights));
+      fd = lent;
     }
   }
   // Writing is closed already, unless that was refused or could not begin before the first element was served.
@@ -113,20 +110,19 @@ Result<Attached> attach(Ledger& ledger, Session& session, const shmbw_attach& wi
                  "a writer has reported only after this request had begun that it has mapped the region: ask again");
   }
   Lease& lease = book_charged(ledger, session, region, wish.rights, 1,
-                              no_descriptor(wish) ? Reach::mapped : Reach::lent, std::move(*charge));
-  if (target->ticket) use_ticket(ledger, *target->ticket);
+                              no_descriptor(wish) ? Reach::mapped : Reach::lent, std::move(charge));
+  if (target.ticket) use_ticket(ledger, *target.ticket);
   return Attached{&region, &lease, fd};
 }
 
 // Begins to close writing, for ever, after everything else that can fail. A descriptor that was opened O_RDONLY before
 // the seal can do no more than one opened after it. It leaves the broker after the seal.
 Result<void> begin_closing(Ledger& ledger, Session& session, Region& region, const shmbw_attach& wish) {
-  auto charge = charge_lease(ledger, session, region, 1);
-  if (!charge) return std::unexpected(charge.error());
+  SHMB_TRY(charge, charge_lease(ledger, session, region, 1));
   Result<Fd> reader = Fd();
   if (!no_descriptor(wish)) reader = reopen_read_only(region.fd.get(), "the region");
   if (!reader) return std::unexpected(reader.error());
-  return await_seals(ledger, session, region, kClosingSeals, std::move(*reader), std::move(*charge));
+  return await_seals(ledger, session, region, kClosingSeals, std::move(*reader), std::move(charge));
 }
 
 // Regions whose writing a request closes are sealed on another thread before any element is served. A session that asks
@@ -202,16 +198,15 @@ namespace {
 Result<void> release(Ledger& ledger, Session& session, const shmbw_release& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_RELEASE_KNOWN}) != 0)
     return error(Status::unknown_flags, "a release flag is not known to this broker");
-  auto target = target_by_id(ledger, session, wish.region);
-  if (!target) return std::unexpected(target.error());
-  Region& region = *target->region;
+  SHMB_TRY(target, target_by_id(ledger, session, wish.region));
+  Region& region = *target.region;
   Lease* lease = find_lease(session, region);
   bool unname = (wish.flags & SHMBW_RELEASE_UNNAME) != 0;
   if (!lease && !unname) return error(Status::not_found, "this session has no lease on the region");
   if (lease && wish.count > lease->count)
     return error(Status::invalid, "this session has " + std::to_string(lease->count) +
                                       " references to the region, not " + std::to_string(wish.count));
-  if (unname && ((lease ? lease->rights : target->may) & SHMBW_RIGHT_RELEASE) == 0)
+  if (unname && ((lease ? lease->rights : target.may) & SHMBW_RIGHT_RELEASE) == 0)
     return error(Status::denied, "taking a region's name away needs the right release");
   if (lease && region.gpu && region.gpu->kind == SHMBW_GPU_KIND_LEGACY && region.gpu->exporter == &session)
     return error(

@@ -3,6 +3,7 @@
 // workers, which are of one uid. For all others they do not exist.
 #include <type_traits>
 
+#include "base/result.hpp"
 #include "daemon/remote/reference.hpp"
 #include "daemon/remote/world.hpp"
 #include "daemon/serve/page.hpp"
@@ -100,23 +101,19 @@ std::unexpected<Error> flag_not_known() {
 void serve_ref_create(const Request& request) {
   serve_each<shmbw_ref_create, shmbw_ref_create_reply>(request, [&](const auto& wish, auto& reply) -> Result<void> {
     if ((wish.flags & ~std::uint32_t{SHMBW_REF_CREATE_KNOWN}) != 0) return flag_not_known();
-    auto maker = working_in(request.session, wish.world);
-    if (!maker) return std::unexpected(maker.error());
-    auto booked = book_reference(request.ledger, **maker, wish);
-    if (!booked) return std::unexpected(booked.error());
-    reply.reference = booked->reference->key().to_wire();
-    reply.fork = booked->fork->key().to_wire();
+    SHMB_TRY(maker, working_in(request.session, wish.world));
+    SHMB_TRY(booked, book_reference(request.ledger, *maker, wish));
+    reply.reference = booked.reference->key().to_wire();
+    reply.fork = booked.fork->key().to_wire();
     return {};
   });
 }
 
 void serve_ref_fork(const Request& request) {
   serve_each<shmbw_ref_fork, shmbw_ref_fork_reply>(request, [&](const auto& wish, auto& reply) -> Result<void> {
-    auto maker = working_in(request.session, wish.world);
-    if (!maker) return std::unexpected(maker.error());
-    auto fork = book_fork(request.ledger, **maker, RefKey::of(wish.reference), wish.user, wish.user_life);
-    if (!fork) return std::unexpected(fork.error());
-    reply.fork = (*fork)->key().to_wire();
+    SHMB_TRY(maker, working_in(request.session, wish.world));
+    SHMB_TRY(fork, book_fork(request.ledger, *maker, RefKey::of(wish.reference), wish.user, wish.user_life));
+    reply.fork = fork->key().to_wire();
     return {};
   });
 }
@@ -124,11 +121,9 @@ void serve_ref_fork(const Request& request) {
 void serve_ref_take(const Request& request) {
   serve_each<shmbw_ref_take, shmbw_ref_take_reply>(request, [&](const auto& wish, auto& reply) -> Result<void> {
     if (!fork_flags_known(wish)) return flag_not_known();
-    auto user = working_in(request.session, wish.world);
-    if (!user) return std::unexpected(user.error());
-    auto fork = take_fork(**user, RefKey::of(wish.fork), (wish.flags & SHMBW_REF_FORK_TELL) != 0);
-    if (!fork) return std::unexpected(fork.error());
-    const Reference& reference = *(*fork)->reference;
+    SHMB_TRY(user, working_in(request.session, wish.world));
+    SHMB_TRY(fork, take_fork(*user, RefKey::of(wish.fork), (wish.flags & SHMBW_REF_FORK_TELL) != 0));
+    const Reference& reference = *fork->reference;
     reply.reference = reference.key().to_wire();
     reply.owner = reference.owner->rank;
     reply.state = reference.state;
@@ -139,21 +134,18 @@ void serve_ref_take(const Request& request) {
 
 void serve_ref_release(const Request& request) {
   serve_each<shmbw_ref_release, shmbw_ref_release_reply>(request, [&](const auto& wish, auto&) -> Result<void> {
-    auto by = working_in(request.session, wish.world);
-    if (!by) return std::unexpected(by.error());
-    return release_fork(**by, RefKey::of(wish.fork));
+    SHMB_TRY(by, working_in(request.session, wish.world));
+    return release_fork(*by, RefKey::of(wish.fork));
   });
 }
 
 void serve_ref_settle(const Request& request) {
   serve_each<shmbw_ref_settle, shmbw_ref_settle_reply>(
       request, [&](const auto& wish, auto& reply, std::string_view text) -> Result<void> {
-        auto by = working_in(request.session, wish.world);
-        if (!by) return std::unexpected(by.error());
-        auto settled = settle_reference(**by, RefKey::of(wish.reference), wish.state, text);
-        if (!settled) return std::unexpected(settled.error());
-        reply.state = (*settled)->state;
-        reply.users = (*settled)->forks.size();
+        SHMB_TRY(by, working_in(request.session, wish.world));
+        SHMB_TRY(settled, settle_reference(*by, RefKey::of(wish.reference), wish.state, text));
+        reply.state = settled->state;
+        reply.users = settled->forks.size();
         return {};
       });
 }

@@ -53,9 +53,8 @@ Result<std::uint64_t> bytes_of(const toml::node& node) {
     if (*number > 0) return static_cast<std::uint64_t>(*number);
     return wrong("expects more than 0 bytes");
   }
-  auto text = text_of(node, "a size like \"8G\" or a share of the host's memory like \"50%\"");
-  if (!text) return std::unexpected(text.error());
-  auto bytes = parse_size_or_percent(*text, host_memory());
+  SHMB_TRY(text, text_of(node, "a size like \"8G\" or a share of the host's memory like \"50%\""));
+  auto bytes = parse_size_or_percent(text, host_memory());
   if (bytes && *bytes == 0) return wrong("expects more than 0 bytes");
   return bytes;
 }
@@ -64,9 +63,8 @@ Result<std::uint64_t> bytes_of(const toml::node& node) {
 constexpr std::int64_t kLongest = 36'500LL * 24 * 3600 * 1'000'000'000;
 
 Result<std::int64_t> duration_of(const toml::node& node, bool endless) {
-  auto text = text_of(node, "a duration like \"10s\"");
-  if (!text) return std::unexpected(text.error());
-  auto duration = parse_duration(*text);
+  SHMB_TRY(text, text_of(node, "a duration like \"10s\""));
+  auto duration = parse_duration(text);
   if (duration && *duration < 0 && !endless) return wrong("expects a limited duration like \"10s\"");
   if (duration && *duration > kLongest) return wrong("expects at most \"36500d\"");
   return duration;
@@ -154,10 +152,9 @@ Result<void> set_user(Config& config, const toml::node& node) {
     config.user = std::to_string(*number);
     return {};
   }
-  auto text = text_of(node, "a user name or number");
-  if (!text) return std::unexpected(text.error());
-  if (text->empty()) return wrong("expects a user name or number");
-  config.user = *text;
+  SHMB_TRY(text, text_of(node, "a user name or number"));
+  if (text.empty()) return wrong("expects a user name or number");
+  config.user = text;
   return {};
 }
 
@@ -340,7 +337,7 @@ Result<Config> parse_config(const std::string& text, const std::string& path, Co
     return wrong(path + ":" + std::to_string(failure.source().begin.line) + ": " + std::string(failure.description()));
   }
   Config config = std::move(defaults);
-  if (auto read = Reader(path, config).top(parsed.table()); !read) return std::unexpected(read.error());
+  SHMB_TRY_VOID(Reader(path, config).top(parsed.table()));
   complete_limits(config.limits);
   return config;
 }

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "base/result.hpp"
 #include "base/sys_file.hpp"
 #include "base/text.hpp"
 #include "daemon/start/directory.hpp"
@@ -146,9 +147,8 @@ Result<void> read_own_file(Options& options) {
                             std::to_string(facts->uid) + ", not to " + std::to_string(::geteuid()) + ": not read");
     return {};
   }
-  auto loaded = load_config(options.config.file, options.config);
-  if (!loaded) return std::unexpected(loaded.error());
-  options.config = std::move(*loaded);
+  SHMB_TRY(loaded, load_config(options.config.file, options.config));
+  options.config = std::move(loaded);
   options.notes.push_back("configuration read from " + options.config.file);
   return {};
 }
@@ -164,18 +164,17 @@ Result<Options> parse_options(int argc, char** argv) {
     const char* word = optind > 0 && optind <= argc ? argv[optind - 1] : "";
     if (code == '?') return usage("unknown option " + quoted(word));
     if (code == ':') return usage("option " + quoted(word) + " needs a value");
-    if (auto taken = take(given, options, code, optarg); !taken) return std::unexpected(taken.error());
+    SHMB_TRY_VOID(take(given, options, code, optarg));
   }
   if (optind < argc) return usage("unexpected argument " + quoted(argv[optind]));
   Config& config = options.config;
   if (given.file) {
-    auto loaded = load_config(*given.file, Config{});
-    if (!loaded) return std::unexpected(loaded.error());
-    config = std::move(*loaded);
+    SHMB_TRY(loaded, load_config(*given.file, Config{}));
+    config = std::move(loaded);
     config.file = *given.file;
   } else if (options.action != Options::Action::help && options.action != Options::Action::version &&
              given.mode.value_or(Mode::private_) == Mode::private_) {
-    if (auto read = read_own_file(options); !read) return std::unexpected(read.error());
+    SHMB_TRY_VOID(read_own_file(options));
   }
   complete_limits(config.limits);
   if (given.mode) config.mode = *given.mode;

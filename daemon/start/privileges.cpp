@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "base/result.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 
@@ -119,13 +120,13 @@ Result<Lowered> lower_privileges(const Config& config, const SystemUser& account
     if (!root)
       return error(Status::denied, "only root can change to uid " + std::to_string(account.uid) +
                                        ": start as root, or as that user, or give no --user");
-    if (auto became = become(account); !became) return std::unexpected(became.error());
+    SHMB_TRY_VOID(become(account));
   } else if (config.mode == Mode::system) {
     lowered.losses.push_back("system mode was not started by root: it runs as uid " + std::to_string(account.uid) +
                              " with the limits it found");
   }
   if (auto none = sys::set_no_new_privileges(); !none) return system_failure(none.error(), "setting no_new_privs");
-  if (auto kept = keep_only_resource(resource); !kept) return std::unexpected(kept.error());
+  SHMB_TRY_VOID(keep_only_resource(resource));
   // Last, because a change of uid resets it (prctl(2)). Afterwards no process of the same uid can ptrace the broker or
   // take its descriptors with pidfd_getfd.
   if (auto hidden = sys::set_dumpable(false); !hidden) return system_failure(hidden.error(), "becoming not dumpable");

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/result.hpp"
 #include "base/sys_call.hpp"
 #include "base/sys_process.hpp"
 #include "daemon/transport/engine.hpp"
@@ -241,12 +242,10 @@ class EpollEngine final : public Engine {
 };
 
 Sys<std::unique_ptr<Engine>> make_epoll_engine() {
-  auto readable = sys::epoll();
-  if (!readable) return std::unexpected(readable.error());
-  auto edges = sys::epoll();
-  if (!edges) return std::unexpected(edges.error());
-  auto engine = std::make_unique<EpollEngine>(std::move(*readable), std::move(*edges));
-  if (auto started = engine->start(); !started) return std::unexpected(started.error());
+  SHMB_TRY(readable, sys::epoll());
+  SHMB_TRY(edges, sys::epoll());
+  auto engine = std::make_unique<EpollEngine>(std::move(readable), std::move(edges));
+  SHMB_TRY_VOID(engine->start());
   return engine;
 }
 

@@ -15,6 +15,7 @@
 
 #include "base/fault.hpp"
 #include "base/mapping.hpp"
+#include "base/result.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "daemon/transport/engine.hpp"
@@ -453,7 +454,7 @@ class UringEngine final : public Engine {
 
 Result<std::unique_ptr<Engine>> make_uring_engine(std::string& how) {
   auto engine = std::make_unique<UringEngine>();
-  if (auto started = engine->start(how); !started) return std::unexpected(started.error());
+  SHMB_TRY_VOID(engine->start(how));
   return engine;
 }
 

@@ -11,6 +11,7 @@
 #include <charconv>
 #include <cstring>
 
+#include "base/result.hpp"
 #include "base/sys_file.hpp"
 #include "base/sys_host.hpp"
 #include "tools/host/words.hpp"
@@ -29,10 +30,9 @@ struct DirectoryEntry {  // linux_dirent64, getdents(2)
 Sys<void> each_name(int directory, const std::function<void(const char*)>& each) {
   alignas(DirectoryEntry) std::array<std::byte, 32768> room;
   for (;;) {
-    auto filled = sys::read_directory(directory, room);
-    if (!filled) return std::unexpected(filled.error());
-    if (*filled == 0) return {};
-    for (std::size_t at = 0; at < *filled;) {
+    SHMB_TRY(filled, sys::read_directory(directory, room));
+    if (filled == 0) return {};
+    for (std::size_t at = 0; at < filled;) {
       const auto* entry = reinterpret_cast<const DirectoryEntry*>(room.data() + at);
       const char* name = reinterpret_cast<const char*>(entry) + offsetof(DirectoryEntry, name);
       if (std::strcmp(name, ".") != 0 && std::strcmp(name, "..") != 0) each(name);
@@ -44,16 +44,14 @@ Sys<void> each_name(int directory, const std::function<void(const char*)>& each)
 Sys<Fd> open_directory(const std::string& path) { return sys::open_at(AT_FDCWD, path.c_str(), O_RDONLY | O_DIRECTORY); }
 
 Sys<void> read_whole(const std::string& path, std::string& out) {
-  auto file = sys::open_at(AT_FDCWD, path.c_str(), O_RDONLY);
-  if (!file) return std::unexpected(file.error());
+  SHMB_TRY(file, sys::open_at(AT_FDCWD, path.c_str(), O_RDONLY));
   std::size_t size = 0;
   if (out.size() < 65536) out.resize(65536);
   for (;;) {
     if (size == out.size()) out.resize(out.size() * 2);
-    auto got = sys::read(file->get(), std::as_writable_bytes(std::span(out).subspan(size)));
-    if (!got) return std::unexpected(got.error());
-    if (*got == 0) break;
-    size += *got;
+    SHMB_TRY(got, sys::read(file.get(), std::as_writable_bytes(std::span(out).subspan(size))));
+    if (got == 0) break;
+    size += got;
   }
   out.resize(size);
   return {};
@@ -101,22 +99,20 @@ bool parse_mapping(std::string_view line, Mapping& out) {
 }
 
 Sys<Proc> Proc::open(const std::string& root) {
-  if (auto there = open_directory(root); !there) return std::unexpected(there.error());
+  SHMB_TRY_VOID(open_directory(root));
   Proc proc;
   proc.root_ = root;
   return proc;
 }
 
 Sys<std::vector<pid_t>> Proc::pids() const {
-  auto directory = open_directory(root_);
-  if (!directory) return std::unexpected(directory.error());
+  SHMB_TRY(directory, open_directory(root_));
   std::vector<pid_t> pids;
-  auto read = each_name(directory->get(), [&](const char* name) {
+  SHMB_TRY_VOID(each_name(directory.get(), [&](const char* name) {
     pid_t pid = 0;
     const char* end = name + std::strlen(name);
     if (auto [stop, bad] = std::from_chars(name, end, pid); bad == std::errc() && stop == end) pids.push_back(pid);
-  });
-  if (!read) return std::unexpected(read.error());
+  }));
   return pids;
 }
 
@@ -137,9 +133,8 @@ Sys<Process> Proc::process(pid_t pid) const {
   std::string_view rest = std::string_view(buffer_).substr(std::min(close + 2, buffer_.size()));
   for (int field = 3; field < 22; ++field) next_word(rest);
   out.start = number(next_word(rest));
-  auto facts = sys::file_stat_at(AT_FDCWD, base.c_str(), true);
-  if (!facts) return std::unexpected(facts.error());
-  out.uid = facts->uid;
+  SHMB_TRY(facts, sys::file_stat_at(AT_FDCWD, base.c_str(), true));
+  out.uid = facts.uid;
   out.mount_ns = namespace_of(base, "mnt");
   out.ipc_ns = namespace_of(base, "ipc");
   out.pid_ns = namespace_of(base, "pid");
@@ -168,7 +163,7 @@ std::vector<std::string> places_of(const std::string& base, const std::string& s
 Sys<void> Proc::mappings(pid_t pid, const std::function<void(const Mapping&)>& each) const {
   const std::string base = root_ + "/" + std::to_string(pid);
   std::string stat;
-  if (auto read = read_whole(base + "/stat", stat); !read) return std::unexpected(read.error());
+  SHMB_TRY_VOID(read_whole(base + "/stat", stat));
   for (const std::string& place : places_of(base, stat)) {
     if (auto read = read_whole(place + "/maps", buffer_); !read) {
       if (is_gone(read.error())) continue;
@@ -185,7 +180,7 @@ Sys<void> Proc::mappings(pid_t pid, const std::function<void(const Mapping&)>& e
 Sys<void> Proc::descriptors(pid_t pid, const std::function<void(const Descriptor&)>& each) const {
   const std::string base = root_ + "/" + std::to_string(pid);
   std::string stat;
-  if (auto read = read_whole(base + "/stat", stat); !read) return std::unexpected(read.error());
+  SHMB_TRY_VOID(read_whole(base + "/stat", stat));
   for (const std::string& place : places_of(base, stat)) {
     auto directory = open_directory(place + "/fd");
     if (!directory) {
@@ -213,7 +208,7 @@ Sys<void> Proc::descriptors(pid_t pid, const std::function<void(const Descriptor
 
 Sys<std::string> Proc::text(const std::string& path) const {
   std::string out;
-  if (auto read = read_whole(root_ + "/" + path, out); !read) return std::unexpected(read.error());
+  SHMB_TRY_VOID(read_whole(root_ + "/" + path, out));
   return out;
 }
 

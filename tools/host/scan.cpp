@@ -105,9 +105,8 @@ class Scanner {
   // --- mounts ---
 
   Sys<void> add_mounts(const std::string& mountinfo_of, const std::string& prefix, std::uint64_t ns) {
-    auto text = proc_.text(mountinfo_of);
-    if (!text) return std::unexpected(text.error());
-    const auto all = parse_mountinfo(*text);
+    SHMB_TRY(text, proc_.text(mountinfo_of));
+    const auto all = parse_mountinfo(text);
     for (Mount& mount : memory_mounts(all, prefix, ns)) {
       places_[ns].push_back(mount.point);
       auto [entry, added] = mount_of_.try_emplace(mount.device, out_.mounts.size());

@@ -113,9 +113,8 @@ Result<std::vector<std::size_t>> Sheet::columns(std::string_view list) const {
       if (fields[i].by_default) out.push_back(i);
   for (std::string_view name : split(list)) {
     if (adds && name.starts_with('+')) name.remove_prefix(1);
-    auto field = find(name);
-    if (!field) return std::unexpected(field.error());
-    out.push_back(*field);
+    SHMB_TRY(field, find(name));
+    out.push_back(field);
   }
   return out;
 }
@@ -129,9 +128,8 @@ Result<void> Sheet::sort(std::string_view list) {
   for (std::string_view name : split(list)) {
     const bool turned = name.starts_with('-');
     if (turned) name.remove_prefix(1);
-    auto field = find(name);
-    if (!field) return std::unexpected(field.error());
-    orders.push_back({*field, is_numeric(fields[*field].kind) != turned});
+    SHMB_TRY(field, find(name));
+    orders.push_back({field, is_numeric(fields[field].kind) != turned});
   }
   std::ranges::stable_sort(rows, [&](const auto& left, const auto& right) {
     for (const Order& order : orders) {
@@ -147,10 +145,9 @@ Result<void> Sheet::sort(std::string_view list) {
 }
 
 Result<Filter> Filter::parse(std::string_view text, const Sheet& sheet) {
-  auto words = words_of(text);
-  if (!words) return std::unexpected(words.error());
+  SHMB_TRY(words, words_of(text));
   Filter out;
-  for (const Word& word : *words) {
+  for (const Word& word : words) {
     Term term;
     std::string_view rest = word.text;
     std::size_t skipped = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/result.hpp"
 #include "tools/host/words.hpp"
 
 namespace shmb::host {
@@ -14,12 +15,11 @@ std::uint64_t kib(std::string_view text) { return number(text) * 1024; }
 }  // namespace
 
 Sys<std::map<std::pair<std::uint64_t, std::uint64_t>, Part>> parts_of(const Proc& proc, pid_t pid) {
-  auto text = proc.text(std::to_string(pid) + "/smaps");
-  if (!text) return std::unexpected(text.error());
+  SHMB_TRY(text, proc.text(std::to_string(pid) + "/smaps"));
   std::map<std::pair<std::uint64_t, std::uint64_t>, Part> out;
   Part* part = nullptr;
   Mapping mapping;
-  for (std::string_view rest = *text; !rest.empty();) {
+  for (std::string_view rest = text; !rest.empty();) {
     const std::string_view line = next_word(rest, '\n');
     const std::size_t colon = line.find(':');
     // "Rss:    4 kB", or the line of the next mapping, whose first colon stands in its device number.

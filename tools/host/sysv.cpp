@@ -50,11 +50,10 @@ std::vector<Segment> parse_sysv(std::string_view text) {
 
 // setns(2) for IPC concerns one thread, and that thread's end is the way back.
 Sys<void> in_ipc_namespace(const std::string& path, const std::function<void()>& work) {
-  auto target = sys::open_at(AT_FDCWD, path.c_str(), O_RDONLY);
-  if (!target) return std::unexpected(target.error());
+  SHMB_TRY(target, sys::open_at(AT_FDCWD, path.c_str(), O_RDONLY));
   Sys<void> entered;
   std::thread inside([&] {
-    entered = sys::enter_namespace(target->get(), CLONE_NEWIPC);
+    entered = sys::enter_namespace(target.get(), CLONE_NEWIPC);
     if (entered) work();
   });
   inside.join();
