@@ -16,6 +16,7 @@ BELOW = {
     "client": {"client", "proto", "base"},
     "spawn": {"spawn", "client", "proto", "base"},
     "cuda": {"cuda", "client", "proto", "base"},
+    "python": {"python", "client", "spawn"},  # of those two the public headers alone, see below
     "tools": {"tools", "spawn", "cuda", "client", "proto", "base", "daemon"},
     "tests": {"tests", "tools", "spawn", "cuda", "client", "proto", "base", "daemon"},
 }
@@ -84,6 +85,8 @@ def violations(path, text, exists):
             yield f"{where}, not a path from the root"
         elif target not in BELOW.get(room, set()):
             yield f"{where}, which is not below {room}/"
+        elif room == "python" and target != room and included not in PUBLIC:
+            yield f"{where}, which is no public header"
         elif target == room and target in ROOMS and floor(Path(included)) > floor(path):
             if (name, included) not in UPWARD:
                 yield f"{where}, which is in a higher room"
@@ -117,6 +120,8 @@ def try_the_rules():
         ("daemon/main.cpp", top + '#include "daemon/serve/a.hpp"\n', None),
         ("daemon/kit/a.cpp", top + '#include "daemon/serve/a.hpp"\n', "in a higher room"),
         ("spawn/ranks/a.cpp", top + '#include "spawn/remote/a.hpp"\n', "in a higher room"),
+        ("python/core/a.cpp", top + '#include "client/face/shmbroker.h"\n#include "python/core/a.hpp"\n', None),
+        ("python/core/a.cpp", top + '#include "client/region/region.hpp"\n', "no public header"),
         ("base/a.cpp", "// Why.\n// And more.\n", "no SPDX line"),
         ("base/a.cpp", top.splitlines()[0] + "\n#include <x.h>\n", "why it exists"),
         ("base/a.cpp", top + "\n" * 900, "more than 900"),

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "client/session/session.hpp"
-#include "spawn/face/shmbroker_remote.h"
 
 namespace shmb::remote {
 

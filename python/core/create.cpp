@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Creating regions, one or many, in huge pages or on a NUMA node where that is asked for.
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "python/core/objects.hpp"
+
+namespace shmb::python {
+
+PyObject* regions_or_error(Session* session, std::vector<shmb_region*>& regions, const std::vector<int>& statuses,
+                           int status, const shmb_error& error, bool return_errors, PyObject* names);
+
+namespace {
+
+// How the memory of a region is asked for, beside what the library knows.
+struct Memory {
+  bool populate = true, must_be_huge = false, on_node = false;
+  std::uint32_t node = 0;
+
+  bool read(PyObject* huge, PyObject* numa, std::uint32_t& flags) {
+    bool wanted = false;
+    if (huge != nullptr && huge != Py_None) {
+      if (!to_flag(huge, wanted)) return false;
+      must_be_huge = wanted;
+      if (!wanted) flags |= SHMB_CREATE_SMALL_PAGES;
+    }
+    on_node = numa != nullptr && numa != Py_None;
+    if (on_node && !to_number(numa, "numa", node)) return false;
+    if (on_node || !populate) flags |= SHMB_CREATE_NO_POPULATE;
+    return true;
+  }
+};
+
+bool bind_to_node(shmb_region* region, std::uint64_t bytes, std::uint32_t node, shmb_error& error) {
+  std::array<unsigned long, 16> nodes{};  // the kernel knows 1,024 nodes at most
+  constexpr unsigned bits = 8 * sizeof(unsigned long);
+  int failed = EINVAL;
+  if (node < nodes.size() * bits) {
+    nodes[node / bits] = 1UL << (node % bits);
+    // MOVE: recycled memory may be on another node. The highest node is one less than the number that is passed.
+    failed = ::syscall(SYS_mbind, shmb_region_data(region), bytes, MPOL_BIND, nodes.data(), nodes.size() * bits + 1,
+                       MPOL_MF_STRICT | MPOL_MF_MOVE) == 0
+                 ? 0
+                 : errno;
+  }
+  if (failed == 0) return true;
+  error = {};
+  error.status = failed == EINVAL ? SHMB_E_INVALID : failed == ENOSYS ? SHMB_E_UNSUPPORTED : SHMB_E_SYSTEM;
+  error.system_errno = failed;
+  std::snprintf(error.sentence, sizeof(error.sentence),
+                failed == EINVAL ? "numa=%u: this process may not use a NUMA node of that number; "
+                                   "/sys/devices/system/node/has_memory lists those of the host"
+                                 : "numa=%u: the memory cannot be bound to that node (%s)",
+                node, std::strerror(failed));
+  return false;
+}
+
+// Without the GIL. False: `error` says why.
+bool furnish(shmb_region* region, const Memory& memory, shmb_error& error) {
+  if (!memory.on_node && !memory.must_be_huge) return true;
+  shmb_region_info facts{};
+  facts.size = sizeof(facts);
+  if (shmb_region_get_info(region, &facts, &error) != SHMB_OK) return false;
+  if (memory.on_node && !bind_to_node(region, facts.bytes, memory.node, error)) return false;
+  if (!memory.populate) return true;
+  if (facts.populated < facts.bytes && shmb_region_populate(region, 0, facts.length, &error) != SHMB_OK) return false;
+  if (!memory.must_be_huge) return true;
+  if (shmb_region_get_info(region, &facts, &error) != SHMB_OK) return false;
+  if (facts.page_kind == SHMB_PAGES_HUGE) return true;
+  error = {};
+  error.status = SHMB_E_UNSUPPORTED;
+  std::snprintf(error.sentence, sizeof(error.sentence),
+                "huge=True: the %llu bytes are not all in huge pages (a region has them from 2 MiB on, where the host "
+                "has free ones). Leave huge out to take what there is; \"shmbroker doctor\" says what is in the way",
+                static_cast<unsigned long long>(facts.length));
+  return false;
+}
+
+Signature<13> create_names = signature("create", 1, 1,
+                                       {"size", "name", "group", "keep", "many_writers", "replace", "uninitialised",
+                                        "name_at_publish", "recycle", "populate", "huge", "numa", "timeout"});
+Signature<10> create_many_names = signature("create_many", 1, 1,
+                                            {"sizes", "group", "keep", "many_writers", "uninitialised", "recycle",
+                                             "populate", "huge", "timeout", "return_errors"});
+
+}  // namespace
+
+PyObject* session_create(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
+  const Arguments arguments(create_names, given, count, names);
+  std::uint64_t length = 0;
+  shmb_create_options options{};
+  options.size = sizeof(options);
+  bool keep = false, many_writers = false, replace = false, uninitialised = false, at_publish = false, recycle = true;
+  Memory memory;
+  if (!arguments || !to_number(arguments[0], "size", length) || !to_text(arguments[1], "name", options.name) ||
+      !to_number(arguments[2], "group", options.group) || !to_keep(arguments[3], keep, options.keep_ns) ||
+      !to_flag(arguments[4], many_writers) || !to_flag(arguments[5], replace) ||
+      !to_flag(arguments[6], uninitialised) || !to_flag(arguments[7], at_publish) || !to_flag(arguments[8], recycle) ||
+      !to_flag(arguments[9], memory.populate) || !memory.read(arguments[10], arguments[11], options.flags) ||
+      !to_wait(arguments[12], Wait::broker, options.timeout_ns))
+    return nullptr;
+  shmb_session* const session = session_of(self);
+  if (session == nullptr) return nullptr;
+  if (keep) options.flags |= SHMB_CREATE_KEEP_GIVEN;
+  if (many_writers) options.flags |= SHMB_CREATE_MANY_WRITERS;
+  if (replace) options.flags |= SHMB_CREATE_REPLACE;
+  if (uninitialised) options.flags |= SHMB_CREATE_UNINITIALISED;
+  if (at_publish) options.flags |= SHMB_CREATE_NAME_AT_PUBLISH;
+  if (!recycle) options.flags |= SHMB_CREATE_NO_RECYCLE;
+  shmb_region* region = nullptr;
+  shmb_error error{};
+  const int status = wait_in(as<Session>(self), options.timeout_ns, [&](std::int64_t left) {
+    options.timeout_ns = left;
+    const int made = shmb_create(session, length, &options, &region, &error);
+    if (made != SHMB_OK || furnish(region, memory, error)) return made;
+    (void)shmb_release(region, SHMB_RELEASE_NO_RECYCLE | SHMB_RELEASE_UNNAME, nullptr);
+    return static_cast<int>(error.status);
+  });
+  if (status == kRaised) return nullptr;
+  if (status != SHMB_OK) return raise(error);
+  return make_region(as<Session>(self), region, arguments[1]);
+}
+
+PyObject* session_create_many(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
+  const Arguments arguments(create_many_names, given, count, names);
+  shmb_create_options options{};
+  options.size = sizeof(options);
+  bool keep = false, many_writers = false, uninitialised = false, recycle = true, return_errors = false;
+  std::int64_t timeout = 0;
+  Memory memory;
+  if (!arguments || !to_number(arguments[1], "group", options.group) || !to_keep(arguments[2], keep, options.keep_ns) ||
+      !to_flag(arguments[3], many_writers) || !to_flag(arguments[4], uninitialised) ||
+      !to_flag(arguments[5], recycle) || !to_flag(arguments[6], memory.populate) ||
+      !memory.read(arguments[7], nullptr, options.flags) || !to_wait(arguments[8], Wait::broker, timeout) ||
+      !to_flag(arguments[9], return_errors))
+    return nullptr;
+  const Ref sizes(PySequence_Tuple(arguments[0]));
+  if (!sizes) return nullptr;
+  shmb_session* const session = session_of(self);
+  if (session == nullptr) return nullptr;
+  if (keep) options.flags |= SHMB_CREATE_KEEP_GIVEN;
+  if (many_writers) options.flags |= SHMB_CREATE_MANY_WRITERS;
+  if (uninitialised) options.flags |= SHMB_CREATE_UNINITIALISED;
+  if (!recycle) options.flags |= SHMB_CREATE_NO_RECYCLE;
+  const auto wanted = static_cast<std::size_t>(PyTuple_Size(sizes.get()));
+  std::vector<shmb_create_item> items(wanted);
+  for (std::size_t i = 0; i < wanted; ++i) {
+    if (!to_number(PyTuple_GetItem(sizes.get(), static_cast<Py_ssize_t>(i)), "a size", items[i].length)) return nullptr;
+    items[i].options = &options;
+  }
+  std::vector<shmb_region*> regions(wanted);
+  std::vector<int> statuses(wanted);
+  shmb_error error{};
+  const auto drop = [&] {
+    for (shmb_region*& one : regions)
+      if (one != nullptr) (void)shmb_release(std::exchange(one, nullptr), 0, nullptr);
+  };
+  const int status = wait_in(as<Session>(self), timeout, [&](std::int64_t left) {
+    drop();  // those of a call that a signal has ended
+    int made = shmb_create_many(session, items.data(), wanted, left, regions.data(), statuses.data(), &error);
+    for (std::size_t i = 0; i < wanted; ++i) {
+      shmb_error why{};
+      if (regions[i] == nullptr || furnish(regions[i], memory, why)) continue;
+      (void)shmb_release(std::exchange(regions[i], nullptr), SHMB_RELEASE_NO_RECYCLE, nullptr);
+      statuses[i] = why.status;
+      if (made == SHMB_OK) made = why.status, error = why;
+    }
+    return made;
+  });
+  if (status == kRaised) return drop(), nullptr;
+  return regions_or_error(as<Session>(self), regions, statuses, status, error, return_errors, nullptr);
+}
+
+}  // namespace shmb::python

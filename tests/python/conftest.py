@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test of the package has: a broker of its own for each file, found by the variables that users have.
+
+The tests run in meson (`meson test --suite python`), or by hand:
+
+    PYTHONPATH=BUILD/python SHMBROKER_DAEMON=$PWD/BUILD/daemon/shmbrokerd /usr/bin/python3 -m pytest tests/python
+"""
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+
+class Broker:
+    """A private broker in a directory of its own."""
+
+    def __init__(self):
+        self.directory = tempfile.mkdtemp(prefix="shmb-python-")
+        self.socket = os.path.join(self.directory, "socket")
+        self.process = None
+        self.start()
+
+    def start(self):
+        ready, told = os.pipe()
+        daemon = os.environ["SHMBROKER_DAEMON"]
+        self.process = subprocess.Popen([daemon, "--private", "--directory", self.directory, "--ready-fd", str(told),
+                                         "--idle-exit", "forever", "--log-level", "warning"], pass_fds=[told],
+                                        stderr=subprocess.DEVNULL)
+        os.close(told)
+        assert os.read(ready, 1) == b"\n"
+        os.close(ready)
+
+    def kill(self):
+        """With the helpers that would start it again."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=30)
+        subprocess.run(["rm", "-rf", self.directory], check=True)
+
+
+@pytest.fixture(scope="module")
+def broker():
+    it = Broker()
+    before = os.environ.get("SHMBROKER_SOCKET")
+    os.environ["SHMBROKER_SOCKET"] = it.socket
+    os.environ.pop("SHMBROKER_GROUP", None)
+    yield it
+    if before is None:
+        del os.environ["SHMBROKER_SOCKET"]
+    else:
+        os.environ["SHMBROKER_SOCKET"] = before
+    it.end()
+
+
+@pytest.fixture
+def session(broker):
+    import shmbroker
+    with shmbroker.connect(group="", program="pytest") as it:
+        yield it
+
+
+@pytest.fixture
+def python(broker):
+    """Runs a program in a Python of its own, and gives what it printed. Its exit status is 0, or `status`."""
+
+    def run(code, *arguments, status=0, timeout=60, **environment):
+        done = subprocess.run([sys.executable, "-X", "faulthandler", "-W", "error", "-c", code, *arguments],
+                              env={**os.environ, **environment}, capture_output=True, text=True, timeout=timeout)
+        assert done.returncode == status, f"exit status {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    return run

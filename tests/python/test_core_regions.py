@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions as Python objects: buffers without a copy, counted, closed in any order, and refused with a clear error."""
+import gc
+import os
+import pickle
+import threading
+import weakref
+
+import numpy
+import pytest
+import shmbroker
+
+
+def test_a_region_is_a_buffer_without_a_copy(session):
+    with session.create(1 << 16, name="frames") as region:
+        array = numpy.asarray(region)
+        assert array.nbytes == len(region) == region.size == 1 << 16
+        assert array.ctypes.data == region.address
+        array[7] = 42
+        assert memoryview(region)[7] == 42
+        assert numpy.frombuffer(region, dtype="float64").shape == (8192,)
+        del array
+        gc.collect()
+
+
+def test_a_region_without_bytes_is_a_buffer(session):
+    region = session.create(0)
+    assert bytes(region) == b"" and region.size == 0
+
+
+def test_a_region_is_not_closed_under_a_live_buffer(session):
+    region = session.create(4096)
+    view = memoryview(region)
+    with pytest.raises(BufferError, match="1 buffers of it are in use"):
+        region.close()
+    with pytest.raises(BufferError):
+        region.publish()
+    view[0] = 1
+    view.release()
+    region.close()
+    region.close()
+    assert region.closed
+
+
+def test_a_closed_region_refuses_everything(session):
+    region = session.create(4096)
+    region.close()
+    for attempt in (lambda: memoryview(region), lambda: len(region), lambda: region.id, region.info, region.stat,
+                    region.publish, region.ticket, region.descriptor, region.populate, region.__enter__):
+        with pytest.raises(shmbroker.Closed, match="the region was closed"):
+            attempt()
+
+
+def test_a_closed_session_refuses_everything_and_its_regions_go_on(broker):
+    session = shmbroker.connect(group="")
+    region = session.create(4096, name="goes-on")
+    session.close()
+    session.close()
+    memoryview(region)[0] = 5
+    assert region.stat().name == "goes-on"
+    assert region.session is session
+    for attempt in (lambda: session.create(1), lambda: session.attach("x"), session.info, session.ping,
+                    session.create_pool, lambda: session.queue("q"), session.next_event, session.fileno):
+        with pytest.raises(shmbroker.Closed, match="the session was closed"):
+            attempt()
+
+
+def test_a_read_only_region_stays_read_only(session):
+    writer = session.create(4096, name="read-only")
+    memoryview(writer)[:5] = b"hello"
+    reader = session.attach("read-only")
+    assert reader.readonly and memoryview(reader).readonly
+    with pytest.raises(TypeError):
+        memoryview(reader)[0] = 1
+    array = numpy.asarray(reader)
+    with pytest.raises(ValueError):
+        array[0] = 1
+    with pytest.raises(ValueError):
+        array.flags.writeable = True
+    with pytest.raises(shmbroker.WriteClosed) as refused:
+        session.attach("read-only", write=True)
+    assert isinstance(refused.value, PermissionError)
+
+
+def test_publish_ends_writing(session):
+    region = session.create(4096, name="published")
+    memoryview(region)[:2] = b"ab"
+    region.publish()
+    assert region.readonly and bytes(region)[:2] == b"ab"
+    assert region.info().state == "published"
+    with pytest.raises(TypeError):
+        memoryview(region)[0] = 1
+
+
+def test_a_region_is_attached_by_name_identity_and_ticket(session):
+    region = session.create(4096, name="three-ways", many_writers=True)
+    assert session.attach("three-ways", write=True).id == region.id
+    assert session.open("three-ways").id == region.id
+    assert session.attach(pickle.loads(pickle.dumps(region.id))).id == region.id
+    ticket = region.ticket(write=True)
+    assert len(ticket) == 16 and shmbroker.Ticket(str(ticket)) == ticket and pickle.loads(pickle.dumps(ticket)) == ticket
+    other = shmbroker.connect(group="")
+    with pytest.raises(shmbroker.NotFound):
+        other.attach("three-ways")
+    theirs = other.attach(ticket, write=True)
+    memoryview(theirs)[0] = 9
+    assert memoryview(region)[0] == 9
+    with pytest.raises(shmbroker.NotFound):
+        other.attach(ticket)  # it had one use
+    lent = region.lend(uses=2)
+    session.revoke(lent)
+    with pytest.raises(shmbroker.NotFound):
+        other.attach(lent)
+
+
+def test_an_attach_waits_for_a_name(session):
+    first = session.create(4096)  # a session has a group to look in once it has made something
+    threading.Timer(0.05, lambda: session.create(4096, name="late", many_writers=True)).start()
+    assert session.attach("late", wait=30).name == "late"
+    with pytest.raises(TimeoutError):
+        session.attach("never", wait=0.01)
+    assert first.size == 4096
+
+
+def test_many_regions_are_made_and_attached_at_once(session):
+    regions = session.create_many([4096] * 300, many_writers=True)
+    again = session.attach_many([region.id for region in regions], write=True)
+    assert [one.id for one in again] == [one.id for one in regions]
+    mixed = session.attach_many([regions[0].id, "nothing-there"], return_errors=True)
+    assert mixed[0].id == regions[0].id and isinstance(mixed[1], shmbroker.NotFound)
+    assert "nothing-there" in str(mixed[1])
+    with pytest.raises(shmbroker.NotFound):
+        session.attach_many([regions[0].id, "nothing-there"])
+
+
+def test_a_name_is_taken_once(session):
+    first = session.create(4096, name="taken")
+    with pytest.raises(shmbroker.Exists) as refused:
+        session.create(4096, name="taken")
+    assert isinstance(refused.value, FileExistsError) and "taken" in str(refused.value)
+    session.unname("taken")
+    with pytest.raises(shmbroker.NotFound):
+        session.attach("taken")
+    assert first.size == 4096
+    with session.create(4096, name="with-its-name") as region:
+        region.close(unname=True)
+    with pytest.raises(shmbroker.NotFound):
+        session.attach("with-its-name")
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 47, 1 << 63, 1 << 64, 1 << 100])
+def test_a_size_that_cannot_be_is_refused(session, size):
+    with pytest.raises(ValueError) as refused:
+        session.create(size)
+    assert isinstance(refused.value, shmbroker.Invalid)
+    with pytest.raises(ValueError):
+        session.create_many([4096, size])
+
+
+def test_a_size_over_the_limit_is_out_of_shared_memory_with_its_numbers(session):
+    with pytest.raises(shmbroker.OutOfShared) as refused:
+        session.create(1 << 46)
+    error = refused.value
+    assert isinstance(error, MemoryError) and error.asked == 1 << 46 and error.limit > 0
+    assert error.slot == "bytes" and error.scope in ("group", "uid", "host") and error.status == "limit"
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error) and again.limit == error.limit
+
+
+@pytest.mark.parametrize("call", [
+    lambda s: s.create("a lot"), lambda s: s.create(1.5), lambda s: s.create(), lambda s: s.create(1, 2),
+    lambda s: s.create(1, nome="x"), lambda s: s.create(1, name=7), lambda s: s.attach(7), lambda s: s.attach(None),
+    lambda s: s.create(1, timeout="soon"), lambda s: s.attach("x", where="y"), lambda s: s.watch(region="x")])
+def test_an_argument_of_the_wrong_type_is_a_type_error(session, call):
+    with pytest.raises(TypeError):
+        call(session)
+
+
+@pytest.mark.parametrize("call", [
+    lambda s: s.create(1, timeout=None), lambda s: s.create(1, timeout=0), lambda s: s.create(1, timeout=-1),
+    lambda s: s.create(1, timeout=float("nan")), lambda s: s.create(1, name="a/b"), lambda s: s.create(1, name="a\0b"),
+    lambda s: s.create(1, name=""), lambda s: s.create(1, keep="forever"), lambda s: s.create(1, keep=-1),
+    lambda s: s.attach(b"short"), lambda s: s.create(1, numa=5000), lambda s: s.create(1, numa=-1),
+    lambda s: s.watch(), lambda s: s.watch(name="x", group=1), lambda s: s.join(7)])
+def test_a_value_out_of_range_is_a_value_error(session, call):
+    with pytest.raises(ValueError) as refused:
+        call(session)
+    assert isinstance(refused.value, shmbroker.Invalid) and str(refused.value)
+
+
+def test_a_foreign_ticket_finds_nothing(session):
+    with pytest.raises(shmbroker.NotFound):
+        session.attach(shmbroker.Ticket("ab" * 16))
+    with pytest.raises(ValueError):
+        shmbroker.Ticket("xyz")
+
+
+def test_memory_comes_from_the_node_that_is_asked_for(session):
+    region = session.create(1 << 20, numa=0)
+    memoryview(region)[0] = 1
+    with open("/proc/self/numa_maps", encoding="ascii") as maps:
+        line = next(line for line in maps if line.startswith(f"{region.address:x} "))
+    assert "bind:0" in line
+
+
+def test_small_pages_where_huge_ones_are_not_wanted_and_a_refusal_where_they_cannot_be(session):
+    assert session.create(4 << 20, huge=False).info().pages == "small"
+    with pytest.raises(shmbroker.Unsupported, match="huge=True"):
+        session.create(4096, huge=True)
+
+
+def test_a_descriptor_is_the_callers(session):
+    region = session.create(4096)
+    memoryview(region)[:2] = b"hi"
+    fd = region.descriptor()
+    try:
+        assert os.pread(fd, 2, 0) == b"hi" and not os.get_inheritable(fd)
+    finally:
+        os.close(fd)
+
+
+def test_regions_outlive_the_limit_of_descriptors(python):
+    python("""
+import resource, shmbroker
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+session = shmbroker.connect(group="")
+regions = [session.create(4096) for _ in range(5000)]
+for number, region in enumerate(regions):
+    memoryview(region)[:4] = number.to_bytes(4, "little")
+assert all(int.from_bytes(memoryview(region)[:4], "little") == number for number, region in enumerate(regions))
+""")
+
+
+def test_a_buffer_outlives_all_that_it_came_from(broker):
+    session = shmbroker.connect(group="")
+    region = session.create(4096)
+    array = numpy.asarray(region)
+    gone = weakref.ref(region)
+    session.close()
+    del session, region
+    gc.collect()
+    array[:] = 3
+    assert int(array.sum()) == 3 * 4096 and gone() is not None
+    del array
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_region_is_found_by_a_buffer_in_it(session):
+    region = session.create(8192)
+    array = numpy.asarray(region)
+    assert shmbroker.find(array[100:200]) is region
+    assert shmbroker.find(bytearray(10)) is None
+    del array
+    region.close()
+
+
+def test_sharing_strategies_have_the_names_of_torch():
+    assert shmbroker.sharing_strategies() == ("file_descriptor", "file_system")
+    before = shmbroker.sharing_strategy()
+    shmbroker.set_sharing_strategy("file_descriptor")
+    assert shmbroker.sharing_strategy() == "file_descriptor"
+    shmbroker.set_sharing_strategy(before)
+    with pytest.raises(ValueError, match="file_system"):
+        shmbroker.set_sharing_strategy("cuda")
