@@ -134,7 +134,7 @@ PyObject* tobytes(PyObject* self, PyObject*) {
   const Ref parts(get_parts(self, nullptr));
   if (!parts) return nullptr;
   const Ref empty(PyBytes_FromStringAndSize(nullptr, 0));
-  return empty ? PyObject_CallMethod(empty.get(), "join", "O", parts.get()) : nullptr;
+  return empty ? PyObject_CallMethod(empty.get(), "join", "(O)", parts.get()) : nullptr;
 }
 
 PyObject* take_region(Message* message, std::size_t number) {

@@ -151,17 +151,18 @@ PyObject* queue_send(PyObject* self, PyObject* const* given, Py_ssize_t count, P
   auto* const queue = as<Queue>(self);
   if (queue->calls.closed) return raise_closed("queue");
   shmb_error error{};
+  std::int64_t wait = 0, lifetime = 0;
+  if (!to_wait(arguments[1], Wait::others, wait)) return nullptr;
   const bool plain = arguments[2] == nullptr && arguments[3] == nullptr && arguments[4] == nullptr;
   if (plain) {
     const int status = send_at_once(queue, arguments[0], error);
     if (status == SHMB_OK) Py_RETURN_NONE;
     if (status != SHMB_E_FULL) return raise(error);
   }
-  std::int64_t wait = 0, lifetime = 0;
   std::uint64_t type = 0;
   bool move = false;
-  if (!to_wait(arguments[1], Wait::others, wait) || !to_number(arguments[2], "type", type) ||
-      !to_duration(arguments[3], "lifetime", 0, lifetime) || !to_flag(arguments[4], move))
+  if (!to_number(arguments[2], "type", type) || !to_duration(arguments[3], "lifetime", 0, lifetime) ||
+      !to_flag(arguments[4], move))
     return nullptr;
   Parts parts;
   if (!parts.add_message(arguments[0]) || (move && !parts.may_move())) return nullptr;

@@ -42,14 +42,14 @@ def connect(socket: str | None = None, *, group: str | None = None, program: str
     - SHMBROKER_GROUP, which `shmbroker run` sets
     - the group `shell-UID` of this user, where programs that were started apart meet. It keeps its names for an hour
     """
-    token = group if group and ":" in group else None
+    token = group if group and len(group.rpartition(":")[2]) == 32 and ":" in group else None
     session = _connect(socket, group=token, program=program, local=local, start=start, admin=admin,
-                       no_group=group is not None, timeout=timeout)
+                       no_group=group is not None and token is None, timeout=timeout)
     try:
         if group is None and not _os.environ.get("SHMBROKER_GROUP"):
             group, token = f"shell-{_os.geteuid()}", None
         if group and token is None and not admin and session.info().mode != "local":
-            if group.startswith("@"):
+            if group.startswith("@") or ":" in group:
                 session.join(group, timeout=timeout)
             else:
                 session.join(session.create_group(group, keep=3600, adopt_existing=True, timeout=timeout), timeout=timeout)
