@@ -47,6 +47,7 @@ enum class Status : std::int32_t {
   raised,
   no_function,
   leaking,
+  interrupted,
   no_driver = 40,
   stub_driver,
   driver_too_old,

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one shape of every wrapper in base/sys_*.cpp: ask the seam, make the call, repeat on EINTR. The seam is asked
-// inside the loop, so that an injected EINTR proves the repeat.
+// inside the loop, so that an injected EINTR proves the repeat. A wait that a signal may end (base/interrupt.hpp) is
+// not repeated, and fails with EINTR.
 #pragma once
 
 #include <cerrno>
 
 #include "base/fault.hpp"
 #include "base/fd.hpp"
+#include "base/interrupt.hpp"
 #include "base/result.hpp"
 
 namespace shmb::sys {
 
-template <class F>
+template <bool waits = false, class F>
 auto call(fault::Call which, F&& make) -> Sys<decltype(make())> {
   for (;;) {
     int failure = fault::fails(which);
@@ -21,7 +23,14 @@ auto call(fault::Call which, F&& make) -> Sys<decltype(make())> {
       failure = errno;
     }
     if (failure != EINTR) return sys_error(failure);
+    if constexpr (waits)
+      if (interrupt::note()) return sys_error(EINTR);
   }
+}
+
+template <class F>
+auto call_waiting(fault::Call which, F&& make) {
+  return call<true>(which, make);
 }
 
 template <class F>

@@ -24,7 +24,7 @@ Sys<int> poll_all(std::span<pollfd> watched, std::int64_t timeout_ns) {
   constexpr std::int64_t kPerSecond = 1'000'000'000;
   std::int64_t deadline = -1;
   if (timeout_ns >= 0 && __builtin_add_overflow(now_monotonic(), timeout_ns, &deadline)) deadline = INT64_MAX;
-  return call(fault::Call::poll, [&] {
+  auto ready = call_waiting(fault::Call::poll, [&] {
     timespec left{};
     if (deadline >= 0) {  // again at each repeat: signals must not prolong the deadline
       const std::int64_t remaining = std::max<std::int64_t>(0, deadline - now_monotonic());
@@ -32,6 +32,9 @@ Sys<int> poll_all(std::span<pollfd> watched, std::int64_t timeout_ns) {
     }
     return ::ppoll(watched.data(), watched.size(), deadline < 0 ? nullptr : &left, nullptr);
   });
+  if (ready || ready.error().value != EINTR) return ready;
+  for (pollfd& one : watched) one.revents = 0;  // a signal that ends the wait counts as the deadline
+  return 0;
 }
 
 }  // namespace shmb::sys

@@ -257,7 +257,7 @@ std::int64_t now_monotonic() { return clock_now(CLOCK_MONOTONIC); }
 
 void rest(std::int64_t nanoseconds) {
   const timespec time{static_cast<time_t>(nanoseconds / kSecond), static_cast<long>(nanoseconds % kSecond)};
-  (void)::nanosleep(&time, nullptr);
+  if (::nanosleep(&time, nullptr) != 0 && errno == EINTR) (void)interrupt::note();
 }
 
 }  // namespace shmb::sys

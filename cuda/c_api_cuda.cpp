@@ -93,7 +93,7 @@ using shmb::cuda::Notices;
 extern "C" {
 
 int shmb_gpu_devices(shmb_gpu_device* devices, size_t capacity, size_t* count, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     if (count == nullptr || (devices == nullptr && capacity != 0))
       return shmb::error(Status::invalid, "no place for the devices was given");
     auto driver = Driver::load();
@@ -106,7 +106,7 @@ int shmb_gpu_devices(shmb_gpu_device* devices, size_t capacity, size_t* count, s
 }
 
 int shmb_gpu_driver_version(int32_t* version, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     if (version == nullptr) return shmb::error(Status::invalid, "no place for the version was given");
     auto driver = Driver::load();
     if (!driver) return std::unexpected(driver.error());
@@ -154,7 +154,7 @@ shmb_region_id shmb_gpu_lease_get_id(const shmb_gpu_lease* lease) noexcept {
 int shmb_gpu_retire(shmb_gpu_lease* lease, shmb_error* error) noexcept {
   const std::unique_ptr<shmb_gpu_lease> handle(lease);
   if (lease == nullptr) return SHMB_OK;
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     if (Driver::loaded() == nullptr) return {};
     auto retired = handle->it->retire(client::Deadline::after(0));
     Notices::run_deferred();
@@ -166,14 +166,14 @@ int shmb_gpu_retire(shmb_gpu_lease* lease, shmb_error* error) noexcept {
 
 void shmb_gpu_retire_later(shmb_gpu_lease* lease) noexcept {
   const std::unique_ptr<shmb_gpu_lease> handle(lease);
-  (void)guarded(nullptr, [&]() -> Result<void> {
+  (void)guarded_to_end(nullptr, [&]() -> Result<void> {
     if (lease != nullptr && Driver::loaded() != nullptr) handle->it->retire_later();
     return {};
   });
 }
 
 int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     const Notices::Done found = Notices::run(known->get());
@@ -201,7 +201,7 @@ void shmb_torch_free(void* pointer, ptrdiff_t bytes, int device, void* stream) n
   (void)bytes;
   (void)device;
   (void)stream;  // the end of a region waits for the whole device
-  (void)guarded(nullptr, [&]() -> Result<void> {
+  (void)guarded_to_end(nullptr, [&]() -> Result<void> {
     (void)cuda::torch_free(static_cast<cuda::Address>(reinterpret_cast<std::uintptr_t>(pointer)));
     return {};
   });
@@ -214,7 +214,7 @@ int shmb_torch_last_error(shmb_error* error) noexcept {
 
 int shmb_torch_region(shmb_session* session, const void* pointer, shmb_gpu_region** region, uint64_t* offset,
                       shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");

@@ -26,14 +26,14 @@ namespace shmb::cuda::c_api {
 // anyway: a `free` does (cudaFree). It may even wait for work that another call, such as a signal, is about to enqueue.
 template <class Body>
 int guarded_and_free(shmb_error* out, Body&& body) noexcept {
-  const int done = client::c_api::guarded(out, body);
+  const int done = client::c_api::guarded_to_end(out, body);
   std::size_t freed = 0;
-  (void)client::c_api::guarded(nullptr, [&]() -> Result<void> {
+  (void)client::c_api::guarded_to_end(nullptr, [&]() -> Result<void> {
     freed = Notices::run_deferred();
     return {};
   });
   // The freed memory may be what the call lacked.
-  return done == SHMB_E_OUT_OF_MEMORY && freed != 0 ? client::c_api::guarded(out, body) : done;
+  return done == SHMB_E_OUT_OF_MEMORY && freed != 0 ? client::c_api::guarded_to_end(out, body) : done;
 }
 
 Result<Region::Handle> region_of(const shmb_gpu_region* region);

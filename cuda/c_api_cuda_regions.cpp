@@ -164,7 +164,7 @@ int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shmb_gpu_all
 
 int shmb_gpu_adopt(shmb_session* session, shmb_gpu_pointer pointer, uint64_t length, shmb_gpu_region** region,
                    shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
@@ -178,7 +178,7 @@ int shmb_gpu_adopt(shmb_session* session, shmb_gpu_pointer pointer, uint64_t len
 }
 
 int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     auto spec = publish_spec(options);
@@ -190,7 +190,7 @@ int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* op
 
 int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t count, int64_t timeout_ns, int* statuses,
                           shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     if (items == nullptr && count != 0) return shmb::error(Status::invalid, "no regions were given");
     std::vector<cuda::Region::Handle> regions;
     std::vector<cuda::PublishSpec> specs;
@@ -218,7 +218,7 @@ int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t count, int6
 
 int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
                      shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     auto wanted = sync_of(sync, stream);
@@ -229,22 +229,22 @@ int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream str
 
 int shmb_gpu_import(shmb_session* session, const char* address, const shmb_gpu_import_options* options,
                     shmb_gpu_region** region, shmb_error* error) noexcept {
-  return guarded(error, [&] { return import_one(session, address, nullptr, nullptr, options, region); });
+  return guarded_to_end(error, [&] { return import_one(session, address, nullptr, nullptr, options, region); });
 }
 
 int shmb_gpu_import_id(shmb_session* session, const shmb_region_id* id, const shmb_gpu_import_options* options,
                        shmb_gpu_region** region, shmb_error* error) noexcept {
-  return guarded(error, [&] { return import_one(session, nullptr, id, nullptr, options, region); });
+  return guarded_to_end(error, [&] { return import_one(session, nullptr, id, nullptr, options, region); });
 }
 
 int shmb_gpu_import_ticket(shmb_session* session, const uint8_t ticket[16], const shmb_gpu_import_options* options,
                            shmb_gpu_region** region, shmb_error* error) noexcept {
-  return guarded(error, [&] { return import_one(session, nullptr, nullptr, ticket, options, region); });
+  return guarded_to_end(error, [&] { return import_one(session, nullptr, nullptr, ticket, options, region); });
 }
 
 int shmb_gpu_import_many(shmb_session* session, const shmb_gpu_import_item* items, size_t count, int64_t timeout_ns,
                          shmb_gpu_region** regions, int* statuses, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     if ((items == nullptr || regions == nullptr) && count != 0)
@@ -272,7 +272,7 @@ int shmb_gpu_import_many(shmb_session* session, const shmb_gpu_import_item* item
 }
 
 int shmb_gpu_region_get_info(const shmb_gpu_region* region, shmb_gpu_region_info* info, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     const cuda::Region& it = **known;
@@ -309,7 +309,7 @@ shmb_region_id shmb_gpu_region_get_id(const shmb_gpu_region* region) noexcept {
 
 int shmb_gpu_region_tensor(const shmb_gpu_region* region, size_t number, shmb_gpu_tensor* tensor,
                            shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     if (tensor == nullptr) return shmb::error(Status::invalid, "no place for the tensor was given");
@@ -322,7 +322,7 @@ int shmb_gpu_region_tensor(const shmb_gpu_region* region, size_t number, shmb_gp
 
 int shmb_gpu_region_find_tensor(const shmb_gpu_region* region, const char* name, shmb_gpu_tensor* tensor,
                                 shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     if (tensor == nullptr || name == nullptr)
@@ -337,7 +337,7 @@ int shmb_gpu_region_find_tensor(const shmb_gpu_region* region, const char* name,
 
 int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor,
                     struct DLManagedTensorVersioned** managed, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     if (tensor == nullptr || managed == nullptr)
@@ -352,7 +352,7 @@ int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor
 }
 
 int shmb_gpu_sleep(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     return (*known)->sleep(cuda::Patience(timeout_ns));
@@ -360,7 +360,7 @@ int shmb_gpu_sleep(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* erro
 }
 
 int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     return (*known)->wake(client::Deadline::after(timeout_ns));
@@ -369,7 +369,7 @@ int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error
 
 int shmb_gpu_ticket_create(shmb_gpu_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                            int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
@@ -382,7 +382,7 @@ int shmb_gpu_ticket_create(shmb_gpu_region* region, uint32_t rights, uint32_t us
 }
 
 int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t length, int* fd, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = cuda::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     if (fd == nullptr) return shmb::error(Status::invalid, "no place for the descriptor was given");
@@ -396,7 +396,7 @@ int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t length, 
 int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, int64_t timeout_ns, shmb_error* error) noexcept {
   const std::unique_ptr<shmb_gpu_region> handle(region);
   if (region == nullptr) return SHMB_OK;
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     if ((flags & ~static_cast<std::uint32_t>(SHMB_RELEASE_UNNAME)) != 0)
       return shmb::error(Status::unknown_flags, "an unknown flag of release");
     Result<void> unnamed;

@@ -55,13 +55,13 @@ using shmb::cuda::SharedEvent;
 extern "C" {
 
 int shmb_gpu_event_create(const shmb_gpu_event_options* options, shmb_gpu_event** event, shmb_error* out) noexcept {
-  return client::c_api::guarded(
+  return client::c_api::guarded_to_end(
       out, [&] { return made(options, event, [](int device) { return SharedEvent::create(device); }); });
 }
 
 int shmb_gpu_event_open(const uint8_t handle[SHMB_GPU_EVENT_HANDLE], const shmb_gpu_event_options* options,
                         shmb_gpu_event** event, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     if (handle == nullptr) return shmb::error(Status::invalid, "no handle of an event was given");
     SharedEvent::Name name;
     std::memcpy(name.data(), handle, name.size());
@@ -71,7 +71,7 @@ int shmb_gpu_event_open(const uint8_t handle[SHMB_GPU_EVENT_HANDLE], const shmb_
 
 int shmb_gpu_event_get_handle(const shmb_gpu_event* event, uint8_t handle[SHMB_GPU_EVENT_HANDLE],
                               shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = event_of(event);
     if (!known) return std::unexpected(known.error());
     if (handle == nullptr) return shmb::error(Status::invalid, "no place for the handle was given");
@@ -83,21 +83,21 @@ int shmb_gpu_event_get_handle(const shmb_gpu_event* event, uint8_t handle[SHMB_G
 }
 
 int shmb_gpu_event_record(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = event_of(event);
     return known ? (*known)->record(static_cast<cuda::Stream>(stream)) : std::unexpected(known.error());
   });
 }
 
 int shmb_gpu_event_wait(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = event_of(event);
     return known ? (*known)->wait(static_cast<cuda::Stream>(stream)) : std::unexpected(known.error());
   });
 }
 
 int shmb_gpu_event_query(shmb_gpu_event* event, int* done, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = event_of(event);
     if (!known) return std::unexpected(known.error());
     if (done == nullptr) return shmb::error(Status::invalid, "no place for the answer was given");
@@ -109,14 +109,14 @@ int shmb_gpu_event_query(shmb_gpu_event* event, int* done, shmb_error* out) noex
 }
 
 int shmb_gpu_event_wait_host(shmb_gpu_event* event, int64_t timeout_ns, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = event_of(event);
     return known ? (*known)->wait_host(client::Deadline::after(timeout_ns)) : std::unexpected(known.error());
   });
 }
 
 int shmb_gpu_event_close(shmb_gpu_event* event, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     delete event;
     return {};
   });

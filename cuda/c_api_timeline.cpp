@@ -51,7 +51,7 @@ using namespace shmb::cuda::c_api;
 
 int shmb_gpu_timeline_create(shmb_session* session, const shmb_gpu_timeline_options* options,
                              shmb_gpu_timeline** timeline, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = client::c_api::session_of(session);
     if (!known) return std::unexpected(known.error());
     auto wanted = client::c_api::read_options(options);
@@ -74,7 +74,7 @@ int shmb_gpu_timeline_create(shmb_session* session, const shmb_gpu_timeline_opti
 
 int shmb_gpu_timeline_open(shmb_session* session, const char* address, const shmb_attach_options* options,
                            shmb_gpu_timeline** timeline, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     if (address == nullptr) return shmb::error(Status::invalid, "no address was given");
     return cuda::c_api::open(session, client::Target::at(address), options, timeline);
   });
@@ -82,7 +82,7 @@ int shmb_gpu_timeline_open(shmb_session* session, const char* address, const shm
 
 int shmb_gpu_timeline_open_id(shmb_session* session, const shmb_region_id* id, const shmb_attach_options* options,
                               shmb_gpu_timeline** timeline, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     if (id == nullptr) return shmb::error(Status::invalid, "no identity was given");
     return cuda::c_api::open(session, client::Target::with_id(client::c_api::to_ref(*id), id->epoch), options,
                              timeline);
@@ -95,7 +95,7 @@ shmb_region_id shmb_gpu_timeline_get_id(const shmb_gpu_timeline* timeline) noexc
 
 int shmb_gpu_timeline_signal(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value, shmb_gpu_stream stream,
                              shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = timeline_of(timeline);
     return known ? (*known)->signal(word, value, static_cast<cuda::Stream>(stream)) : std::unexpected(known.error());
   });
@@ -103,7 +103,7 @@ int shmb_gpu_timeline_signal(shmb_gpu_timeline* timeline, uint32_t word, uint64_
 
 int shmb_gpu_timeline_wait(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value, shmb_gpu_stream stream,
                            int64_t timeout_ns, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = timeline_of(timeline);
     if (!known) return std::unexpected(known.error());
     return (*known)->wait(word, value, static_cast<cuda::Stream>(stream), client::Deadline::after(timeout_ns));
@@ -112,7 +112,7 @@ int shmb_gpu_timeline_wait(shmb_gpu_timeline* timeline, uint32_t word, uint64_t 
 
 int shmb_gpu_timeline_wait_host(const shmb_gpu_timeline* timeline, uint32_t word, uint64_t value, int64_t timeout_ns,
                                 shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = timeline_of(timeline);
     return known ? (*known)->wait_host(word, value, client::Deadline::after(timeout_ns))
                  : std::unexpected(known.error());
@@ -121,7 +121,7 @@ int shmb_gpu_timeline_wait_host(const shmb_gpu_timeline* timeline, uint32_t word
 
 int shmb_gpu_timeline_look(const shmb_gpu_timeline* timeline, uint32_t word, shmb_gpu_timeline_state* state,
                            shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = timeline_of(timeline);
     if (!known) return std::unexpected(known.error());
     auto seen = (*known)->look(word);
@@ -133,14 +133,14 @@ int shmb_gpu_timeline_look(const shmb_gpu_timeline* timeline, uint32_t word, shm
 }
 
 int shmb_gpu_timeline_close(shmb_gpu_timeline* timeline, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     delete timeline;
     return {};
   });
 }
 
 int shmb_gpu_pin_region(shmb_region* region, int64_t timeout_ns, shmb_gpu_pin** pin, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     auto known = client::c_api::region_of(region);
     if (!known) return std::unexpected(known.error());
     if (pin == nullptr) return shmb::error(Status::invalid, "no place for the pin was given");
@@ -156,7 +156,7 @@ shmb_gpu_pointer shmb_gpu_pin_pointer(const shmb_gpu_pin* pin) noexcept {
 }
 
 int shmb_gpu_unpin(shmb_gpu_pin* pin, shmb_error* out) noexcept {
-  return client::c_api::guarded(out, [&]() -> Result<void> {
+  return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
     delete pin;
     return {};
   });

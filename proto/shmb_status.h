@@ -44,6 +44,7 @@ enum shmb_status {
   SHMB_E_RAISED = 36, /* the function that was called on another worker failed */
   SHMB_E_NO_FUNCTION = 37, /* the worker has no function or class of that name */
   SHMB_E_LEAKING = 38, /* references are left that shutdown would leak */
+  SHMB_E_INTERRUPTED = 39, /* a signal ended the wait, and nothing was done */
   SHMB_E_NO_DRIVER = 40, /* there is no NVIDIA driver on this host, or not in this container */
   SHMB_E_STUB_DRIVER = 41, /* the driver library found is the toolkit's stub */
   SHMB_E_DRIVER_TOO_OLD = 42, /* the driver is older than 12.0, or lacks a function that is needed */
@@ -114,6 +115,7 @@ enum shmb_status {
   X(raised, 36, "the function that was called on another worker failed") \
   X(no_function, 37, "the worker has no function or class of that name") \
   X(leaking, 38, "references are left that shutdown would leak") \
+  X(interrupted, 39, "a signal ended the wait, and nothing was done") \
   X(no_driver, 40, "there is no NVIDIA driver on this host, or not in this container") \
   X(stub_driver, 41, "the driver library found is the toolkit's stub") \
   X(driver_too_old, 42, "the driver is older than 12.0, or lacks a function that is needed") \

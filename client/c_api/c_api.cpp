@@ -25,6 +25,22 @@ void put_sentence(std::string_view sentence, shmb_error& out) {
   out.sentence[length] = '\0';
 }
 
+// What a call ends with that had no time left, at whatever step it was.
+bool ran_out_of_time(Status status) {
+  switch (status) {
+    case Status::deadline:
+    case Status::full:
+    case Status::empty:
+    case Status::busy:
+    case Status::not_ready:
+    case Status::no_broker:
+    case Status::no_descriptors:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool tells_of_an_end(Status status) {
   return status == Status::peer_gone || status == Status::worker_gone || status == Status::owner_gone ||
          status == Status::poisoned || status == Status::producer_dead;
@@ -47,6 +63,12 @@ int report(const Error& error, shmb_error* out) {
     put_sentence(error.sentence, *out);
   }
   return static_cast<int>(error.status);
+}
+
+Error interrupted() { return {Status::interrupted, 0, {}, "a signal ended the call while it waited: make it again"}; }
+
+int report_end(const Error& error, shmb_error* out) {
+  return interrupt::noted() && ran_out_of_time(error.status) ? report(interrupted(), out) : report(error, out);
 }
 
 Result<std::shared_ptr<Session>> session_of(shmb_session* session) {
@@ -132,6 +154,8 @@ const char* shmb_status_text(int status) noexcept {
       return "a status that this library does not know";
   }
 }
+
+int shmb_thread_interruptible(int on) noexcept { return interrupt::set_enabled(on != 0) ? 1 : 0; }
 
 int shmb_connect(const shmb_connect_options* options, shmb_session** session, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {

@@ -11,6 +11,7 @@
 #include <new>
 #include <string>
 
+#include "base/interrupt.hpp"
 #include "base/result.hpp"
 #include "client/face/shmbroker.h"
 #include "client/queue/pool.hpp"
@@ -35,13 +36,17 @@ using EndTold = void (*)() noexcept;
 extern std::atomic<EndTold> on_end_told;
 
 int report(const Error& error, shmb_error* out);
+// The same for the end of a call: a call that a signal has ended reports that, whatever it had no more time for.
+int report_end(const Error& error, shmb_error* out);
+Error interrupted();
 
 // Runs a body that returns Result<void> (or anything convertible) and turns it into a status.
 template <class Body>
 int guarded(shmb_error* out, Body&& body) noexcept {
+  const interrupt::Call call;
   try {
     Result<void> done = body();
-    return done ? static_cast<int>(SHMB_OK) : report(done.error(), out);
+    return done ? static_cast<int>(SHMB_OK) : report_end(done.error(), out);
   } catch (const std::bad_alloc&) {
     Error failure;  // its sentence is short enough to need no allocation
     failure.status = Status::no_memory;
@@ -53,6 +58,15 @@ int guarded(shmb_error* out, Body&& body) noexcept {
     failure.sentence = "internal";
     return report(failure, out);
   }
+}
+
+// For a call that a signal does not end, because it could not be made again.
+template <class Body>
+int guarded_to_end(shmb_error* out, Body&& body) noexcept {
+  return guarded(out, [&]() -> Result<void> {
+    const interrupt::Shield shield;
+    return body();
+  });
 }
 
 // For what every message calls: `short_way` answers whether it has done all of it. It has changed nothing where it

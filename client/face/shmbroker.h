@@ -20,6 +20,7 @@
  *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no
  *    leading dot.
  *  - An address is "UID:GROUP/NAME", "GROUP/NAME" (own uid) or "NAME" (the session's own group); GROUP may be "@id".
+ *  - A signal does not end a call, except in a thread that has asked for it with shmb_thread_interruptible.
  *  - A session is lost for good when the broker goes away (SHMB_E_SESSION_LOST): mappings stay valid, calls that need
  *    the broker fail at once, and the caller connects again when it likes.
  */
@@ -87,6 +88,18 @@ enum shmb_words {
 /* For other faces than C, before they show an error: puts their names into the sentence. All else stays. A sentence
  * that gets too long is cut. Never fails; an unknown value of `words` and NULL change nothing. */
 SHMB_API void shmb_error_words(shmb_error* error, uint32_t words) SHMB_NOEXCEPT;
+
+/* Whether signals end the waits of the calling thread: 1 on, 0 off (what every thread begins with). Returns what it
+ * was. Never fails. Where it is on, a call in which the thread waits when one of its signal handlers runs returns
+ * SHMB_E_INTERRUPTED instead of going on with the wait, also if the handler was installed with SA_RESTART.
+ *  - The call does what it does at its deadline: a message was not sent, a receive has taken nothing, a lease that
+ *    comes late is given back. So it can be made again, with the time that is left. A call that hands out a count
+ *    (shmb_queue_send_many) has done so many. One that gives up a handle has given it up.
+ *  - A signal that comes while the call does not wait does not end it. A signal right before the wait is not seen, as
+ *    with every system call.
+ *  - Not ended: shmb_spawn, shmb_rank_finish, the remote calls except those that wait for others (shmb_remote_init,
+ *    _serve, _wait, shmb_future_wait, shmb_reference_local), and the calls of shmbroker_cuda.h. They go on. */
+SHMB_API int shmb_thread_interruptible(int on) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ sessions */
 

@@ -413,6 +413,10 @@ inline Result<void> try_set_sharing_strategy(std::string_view name) noexcept {
   return detail::outcome(shmb_set_sharing_strategy(detail::CText(name).get(), &error), error);
 }
 #if SHMBROKER_EXCEPTIONS
+// Whether signals end the waits of the calling thread, with Status::interrupted. Returns what it was; false is what
+// every thread begins with. shmbroker.h has the rules (shmb_thread_interruptible).
+inline bool set_thread_interruptible(bool on) noexcept { return shmb_thread_interruptible(on ? 1 : 0) != 0; }
+
 inline std::string sharing_strategy() { return try_sharing_strategy().value(); }
 inline void set_sharing_strategy(std::string_view name) { try_set_sharing_strategy(name).value(); }
 #endif

@@ -115,7 +115,7 @@ Result<bool> Sleeper::block(std::uint32_t event, Deadline deadline, Deadline& lo
     const Deadline end = earlier(deadline, look);
     lock().unlock();
     SHMB_STEP(Z5);
-    const auto slept = sys::futex_wait(word, event, end.endless() ? INT64_MAX : end.point().time_since_epoch().count());
+    const auto slept = sys::futex_wait(word, event, end.time());
     SHMB_STEP(Z5_done);
     lock().lock();
     if (!slept && slept.error().value != EAGAIN && slept.error().value != ETIMEDOUT)

@@ -293,6 +293,7 @@ Result<void> Pool::remove() {
 Result<void> Pool::rejoin() {
   std::lock_guard guard(held_over_fork_);
   if (mark_.intact()) return {};
+  const interrupt::Shield shield;
   if (auto entered = session_->enter(); !entered) return entered;
   Opening again;
   again.id = id_;

@@ -259,6 +259,7 @@ Result<void> Queue::open_in_child() {
     sent_ = received_count_ = drained_ = in_regions_ = 0;
     given_up_ = false;
   }
+  const interrupt::Shield shield;
   if (auto opened = open_ends(true); !opened)
     return error(opened.error().status, "the forked child could not open its own end: " + opened.error().sentence);
   return {};

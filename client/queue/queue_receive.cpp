@@ -465,6 +465,7 @@ bool Queue::keep_slot(Message::Part& part, In&) {
 }
 
 Result<Queue::Delivery> Queue::deliver(Message& message, bool keep) {
+  const interrupt::Shield shield;  // the message is taken: its slots and regions are taken in with it
   In& in = *pending_;
   const LaneReceiver::Received& got = received_;
   const bool overwritten = (flags_ & pool::kQueueDropOldest) != 0;

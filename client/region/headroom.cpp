@@ -212,6 +212,7 @@ Result<void> find_headroom(Session& session, std::uint64_t bytes, Deadline deadl
     if (emptied.pending != 0) sys::rest(kFreeingPause);
     room = check_headroom(bytes);
   }
+  if (!room && interrupt::noted()) return error(Status::deadline, "recycled memory was still being freed");
   if (!room && given_up != 0)
     room.error().sentence += "; the broker gave up " + format_size(given_up) + " of recycled memory first";
   return room;

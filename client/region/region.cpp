@@ -224,6 +224,7 @@ Result<Fd> Region::descriptor(Deadline deadline) {
 }
 
 Result<void> Region::map_back(Deadline deadline) {
+  const interrupt::Shield shield;
   auto fd = fetch(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE, false, deadline);
   if (!fd) return std::unexpected(fd.error());
   auto mapped = map_checked(fd->get(), 0, facts_.bytes, Access::read_write);

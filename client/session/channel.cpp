@@ -28,7 +28,10 @@ namespace {
 
 constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000;
 constexpr std::int64_t kSendAgain = 10'000'000;  // a rescue: the leader tells of room
-constexpr std::size_t kMaxQueuedEvents = 4096;   // of a caller that never asks for them; then the oldest go
+// A broker that runs answers sooner. So a signal ends a call only where the broker does not, and hardly ever leaves a
+// request behind whose name is taken until its late reply has been given back.
+constexpr std::int64_t kGraceAfterSignal = 100'000'000;
+constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
 // Of packets that the broker has not read for longer than their callers waited.
 constexpr std::size_t kMaxUnsent = 4096;
@@ -172,6 +175,7 @@ void Channel::forget_closed() {
 
 void Channel::add(Waiter& waiter) {
   waiter.before = last_waiter_;
+  waiter.after = nullptr;
   (last_waiter_ != nullptr ? last_waiter_->after : first_waiter_) = &waiter;
   last_waiter_ = &waiter;
 }
@@ -197,8 +201,7 @@ bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcep
   while (!reached) {
     if (reading_) {
       if (deadline.passed()) break;
-      if (deadline.endless()) me.wake.wait(lock);
-      else me.wake.wait_until(lock, deadline.point());
+      me.wake.wait(lock, deadline);
     } else {
       const bool last = deadline.passed();  // looked at before: a caller that cannot wait still reads what is there
       read_once(lock, deadline, false);
@@ -324,7 +327,7 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
         }
         Waiter me;
         add(me);
-        me.wake.wait_until(lock, soon.point());
+        me.wake.wait(lock, soon);
         remove(me);
       }
       pass_the_lead();
@@ -360,7 +363,11 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
     if (!lost_) leave_late_groups();  // they may have waited for this one
     return std::unexpected(sent.error());
   }
-  wait(lock, deadline, mine.waiter, [&] { return mine.done || lost_; });
+  const auto answered = [&] { return mine.done || lost_; };
+  if (!wait(lock, deadline, mine.waiter, answered) && interrupt::cuts()) {
+    const interrupt::Shield shield;
+    wait(lock, earlier(deadline, Deadline::after(kGraceAfterSignal)), mine.waiter, answered);
+  }
   if (!mine.done) {
     if (lost_) {
       pending_.erase(tag);

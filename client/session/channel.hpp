@@ -26,7 +26,6 @@
 #include <array>
 #include <atomic>
 #include <compare>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -38,6 +37,7 @@
 #include <vector>
 
 #include "base/fd.hpp"
+#include "client/session/condition.hpp"
 #include "client/session/deadline.hpp"
 #include "client/session/group_places.hpp"
 #include "proto/codec.hpp"
@@ -191,7 +191,7 @@ class Channel {
   friend class LateReply;
   // On the stack of the thread that waits, in a list without memory of its own: a wait cannot fail half-way.
   struct Waiter {
-    std::condition_variable wake;
+    Condition wake;
     Waiter *before = nullptr, *after = nullptr;
   };
   struct Call {

@@ -267,7 +267,9 @@ Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Pl
 
   session = find_private(search);
   if (session || !absent(session.error())) return session;
-  if (options.local_ok) return Session::local("local, because there is no broker: " + search.story);
+  // A search that a signal has ended says nothing of what is there.
+  if (options.local_ok && !interrupt::noted())
+    return Session::local("local, because there is no broker: " + search.story);
   return session;
 }
 

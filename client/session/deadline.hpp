@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The time at which a blocking call gives up. It is counted on CLOCK_MONOTONIC, so a change of the wall clock neither
-// ends nor prolongs a wait.
+// ends nor prolongs a wait. In a thread whose call a signal has ended, every deadline counts as passed
+// (base/interrupt.hpp).
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 
+#include "base/interrupt.hpp"
 #include "base/sys_process.hpp"
 
 namespace shmb::client {
@@ -27,17 +29,21 @@ class Deadline {
   }
   static Deadline now() { return Deadline(0); }
 
-  bool endless() const { return at_ == INT64_MAX; }
-  bool passed() const { return !endless() && sys::now_monotonic() >= at_; }
+  bool endless() const { return at_ == INT64_MAX && !interrupt::cuts(); }
+  bool passed() const { return interrupt::cuts() || passed_by_clock(); }
+  // For a patience whose end has consequences: no signal ends it.
+  bool passed_by_clock() const { return at_ != INT64_MAX && sys::now_monotonic() >= at_; }
   // For poll: nanoseconds left, 0 when passed, -1 without a limit.
   std::int64_t left() const {
-    if (endless()) return -1;
+    if (interrupt::cuts()) return 0;
+    if (at_ == INT64_MAX) return -1;
     return at_ == 0 ? 0 : std::max<std::int64_t>(at_ - sys::now_monotonic(), 0);
   }
   // libstdc++'s steady_clock is CLOCK_MONOTONIC.
   std::chrono::steady_clock::time_point point() const {
-    return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(at_));
+    return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(time()));
   }
+  std::int64_t time() const { return interrupt::cuts() ? 0 : at_; }  // INT64_MAX: without a limit
   friend Deadline earlier(Deadline a, Deadline b) { return a.at_ < b.at_ ? a : b; }
   friend Deadline later(Deadline a, Deadline b) { return a.at_ < b.at_ ? b : a; }
 

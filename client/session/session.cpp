@@ -131,6 +131,7 @@ Result<void> Session::enter() {
   if (local_ || mark_.intact()) return {};
   std::lock_guard lock(takeover_);
   if (mark_.intact()) return {};
+  const interrupt::Shield shield;  // a failure is for good
   auto taken = take_over(Deadline::after(0));
   if (!taken) channel_.set_lost_reason("the forked child could not open a session: " + taken.error().sentence);
   mark_.set();

@@ -191,7 +191,7 @@ const Verdict* verdict_of(shmb_processes* processes) {
 extern "C" {
 
 int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, shmb_error* error) noexcept {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     auto known = read_options(options);
     if (!known) return std::unexpected(known.error());
     if (processes == nullptr) return shmb::error(Status::invalid, "no place for the processes was given");
@@ -219,6 +219,7 @@ int shmb_processes_join(shmb_processes* processes, int64_t wait_ns, int64_t volu
     if (!it) return std::unexpected(it.error());
     auto verdict = (*it)->join(Deadline::after(wait_ns, client::kForever), voluntary_ns);
     if (!verdict) return std::unexpected(verdict.error());
+    if (*verdict == nullptr && interrupt::noted()) return std::unexpected(interrupted());
     if (state != nullptr)
       *state = *verdict == nullptr            ? SHMB_PROCESSES_RUNNING
                : (*verdict)->failures.empty() ? SHMB_PROCESSES_SUCCEEDED
@@ -238,7 +239,7 @@ int shmb_processes_end(shmb_processes* processes, uint32_t at_once, shmb_error* 
 
 void shmb_processes_free(shmb_processes* processes) noexcept {
   if (processes == nullptr) return;
-  (void)guarded(nullptr, [&]() -> Result<void> {
+  (void)guarded_to_end(nullptr, [&]() -> Result<void> {
     if (!processes->daemon) (void)processes->it->join(Deadline::after(client::kForever));
     delete processes;
     return {};

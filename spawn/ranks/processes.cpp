@@ -193,7 +193,7 @@ bool Processes::over() {
   if (!ended) return false;
   if (verdict_) return true;
   if (!last_) last_ = client::Deadline::after(kSupervisorAlone);
-  return last_->passed();
+  return last_->passed_by_clock();
 }
 
 Result<bool> Processes::wait(client::Deadline deadline) {
@@ -207,7 +207,8 @@ Result<bool> Processes::wait(client::Deadline deadline) {
   const std::int64_t left = (last ? earlier(deadline, *last) : deadline).left();
   const timespec time{left / 1'000'000'000, left % 1'000'000'000};
   const int ready = ::ppoll(both, std::size(both), left < 0 ? nullptr : &time, nullptr);
-  if (ready < 0 && errno != EINTR) return system_failure(Errno{errno}, "waiting for the ranks");
+  if (ready < 0 && errno == EINTR) (void)interrupt::note();
+  else if (ready < 0) return system_failure(Errno{errno}, "waiting for the ranks");
   return ready != 0 || !deadline.passed();
 }
 
@@ -219,6 +220,7 @@ void Processes::signal_guard(int signal) const {
 }
 
 void Processes::abandon() {
+  const interrupt::Shield shield;
   end(true);
   signal_guard(SIGCONT);
   auto ended = join(client::Deadline::after(kAbandon));
@@ -288,6 +290,7 @@ void Processes::end(bool at_once) {
 }
 
 Processes::~Processes() {
+  const interrupt::Shield shield;
   if (owner_ != ::getpid()) return;  // the copy in a forked child
   if (!done_ && socket_) {
     // End of file would do. The order comes first, because another child of the host may have a copy of the socket.

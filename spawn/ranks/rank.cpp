@@ -12,18 +12,19 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
-#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "client/c_api/c_api.hpp"
+#include "client/session/condition.hpp"
 #include "client/session/forked.hpp"
 #include "spawn/face/shmbroker_cause.h"
 #include "spawn/ranks/bytes.hpp"
@@ -46,8 +47,9 @@ struct Ends {
 
 struct State {
   std::mutex mutex;  // guards everything but the socket's writing side
-  std::timed_mutex writing;
-  std::condition_variable changed;
+  std::mutex turns;  // guards `writing`: one thread at a time writes a frame
+  bool writing = false;
+  client::Condition changed, written;
   Fd socket, gate;               // gate: in a rank of the fork server, until it may begin
   std::atomic<pid_t> owner = 0;  // read before the lock, which a forked child may find locked for ever
   bool looked = false, entered = false, function = false;
@@ -88,6 +90,32 @@ std::unexpected<Error> supervisor_gone() {
   return error(Status::peer_gone, "the supervisor of the ranks is gone, and they are about to be ended");
 }
 
+class EndOfWriting {
+ public:
+  explicit EndOfWriting(State& it) : it_(it) {}
+  EndOfWriting(const EndOfWriting&) = delete;
+  EndOfWriting& operator=(const EndOfWriting&) = delete;
+  ~EndOfWriting() {
+    const std::lock_guard lock(it_.turns);
+    it_.writing = false;
+    it_.written.notify_one();
+  }
+
+ private:
+  State& it_;
+};
+
+Result<void> begin_writing(State& it, Deadline deadline) {
+  std::unique_lock lock(it.turns);
+  for (; it.writing; it.written.wait(lock, deadline))
+    if (deadline.passed())
+      return error(Status::deadline,
+                   "another thread's word to the supervisor of the ranks was not taken before the "
+                   "deadline");
+  it.writing = true;
+  return {};
+}
+
 Result<void> write_frame(State& it, Op op, std::uint64_t tag, std::string_view payload, Deadline deadline) {
   const FrameHead head{static_cast<std::uint32_t>(payload.size()), static_cast<std::uint16_t>(op), 0, tag};
   std::array<char, 256> small;
@@ -100,17 +128,14 @@ Result<void> write_frame(State& it, Op op, std::uint64_t tag, std::string_view p
   } else {
     left = large = encode_frame(op, tag, payload);
   }
-  std::unique_lock lock(it.writing, std::defer_lock);
-  if (deadline.endless()) lock.lock();
-  else if (!lock.try_lock_until(deadline.point()))
-    return error(Status::deadline,
-                 "another thread's word to the supervisor of the ranks was not taken before the "
-                 "deadline");
+  if (auto begun = begin_writing(it, deadline); !begun) return begun;
+  const EndOfWriting ends(it);
   bool begun = false;
+  std::optional<interrupt::Shield> whole;  // no signal leaves half a frame behind
   while (!left.empty()) {
     const ssize_t size = ::send(it.socket.get(), left.data(), left.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (size > 0) {
-      begun = true;
+      if (!std::exchange(begun, true)) whole.emplace();
       left.remove_prefix(static_cast<std::size_t>(size));
       continue;
     }
@@ -447,6 +472,7 @@ Result<std::string> ask(Op op, std::string_view payload, Deadline deadline) {
   auto sent = write_frame(it, op, tag, payload, deadline);
   lock.lock();
   bool cancelled = false;
+  std::optional<interrupt::Shield> settling;
   while (sent) {
     auto& answer = it.answers[tag];
     if (answer) {
@@ -465,6 +491,7 @@ Result<std::string> ask(Op op, std::string_view payload, Deadline deadline) {
       }
       // The request may have been served meanwhile. The reply to the cancellation says so.
       cancelled = true;
+      settling.emplace();
       deadline = Deadline::after(client::kDefaultTimeout);
       lock.unlock();
       sent = write_frame(it, Op::cancel, tag, {}, deadline);
@@ -472,8 +499,7 @@ Result<std::string> ask(Op op, std::string_view payload, Deadline deadline) {
       continue;
     }
     if (it.reading) {
-      if (deadline.endless()) it.changed.wait(lock);
-      else it.changed.wait_until(lock, deadline.point());
+      it.changed.wait(lock, deadline);
       continue;
     }
     it.reading = true;

@@ -14,7 +14,7 @@ namespace {
 
 using client::Deadline;
 
-constexpr std::chrono::seconds kThreadPatience{1};  // with a thread that runs a call when the worker is at its end
+constexpr std::int64_t kThreadPatience = 1'000'000'000;  // with a thread that runs a call when the worker is at its end
 constexpr std::int64_t kLookAtHeldBack = 1'000'000;
 
 thread_local const Agent* server_of = nullptr;
@@ -104,6 +104,7 @@ void Agent::end_threads() {
   if (threads_ == nullptr || life_.forked()) return;
   const auto is_self = [](const Thread& one) { return one.thread.get_id() == std::this_thread::get_id(); };
   {
+    const interrupt::Shield shield;
     Lock lock(monitor_.mutex());
     life_.close();
     monitor_.wake();
@@ -166,6 +167,9 @@ bool Agent::may_look() const {
 
 // ---------------------------------------------------------------- waiting
 
+// In the C ABI all of this runs under a Shield, because a step does work of others too. Only the sleep itself is ended
+// by a signal, and the loop here looks for that.
+
 // `done` is asked with the lock.
 Result<void> Agent::wait_for(const std::function<bool()>& done, Deadline deadline, const char* what) {
   if (life_.forked()) return Life::forked_error();
@@ -175,7 +179,8 @@ Result<void> Agent::wait_for(const std::function<bool()>& done, Deadline deadlin
     if (life_.forked()) return Life::forked_error();
     if (done()) return {};
     if (auto is_open = life_.open_locked(); !is_open) return is_open;
-    if (deadline.passed()) return error(Status::deadline, std::string(what) + " was not there before the deadline");
+    if (deadline.passed() || interrupt::noted())
+      return error(Status::deadline, std::string(what) + " was not there before the deadline");
     step(lock, deadline, may_serve());
   }
 }
@@ -194,7 +199,8 @@ Result<void> Agent::wait_until(const std::function<bool()>& asked, Deadline dead
     if (done) return {};
     if (before != notices_ || callbacks_.may_run()) continue;
     if (auto is_open = life_.open_locked(); !is_open) return is_open;
-    if (deadline.passed()) return error(Status::deadline, "what was waited for did not come before the deadline");
+    if (deadline.passed() || interrupt::noted())
+      return error(Status::deadline, "what was waited for did not come before the deadline");
     step(lock, deadline, may_serve());
   }
 }
@@ -215,7 +221,7 @@ Result<void> Agent::wait(Future& future, std::int64_t wait) {
     if (life_.forked()) return Life::forked_error();
     if (future.state == Future::State::done) return {};
     if (future.state == Future::State::failed) return std::unexpected(error_of(future.failure));
-    if (deadline.passed())
+    if (deadline.passed() || interrupt::noted())
       return error(Status::deadline, "the call of \"" + future.function + "\" at " + roster_.where(future.to) +
                                          " was not answered before the deadline of this wait");
     step(lock, deadline, may_serve());
@@ -250,6 +256,7 @@ Result<void> Agent::serve(Deadline deadline, bool once) {
   for (;;) {
     if (auto is_open = life_.open_locked(); !is_open) return is_open;
     if (deadline.passed()) return {};
+    if (interrupt::noted()) return error(Status::deadline, "a signal came");  // c_api reports it
     step(lock, deadline, true);
   }
 }

@@ -15,7 +15,7 @@ namespace {
 // Runs `body` with the object behind `handle`. A null handle is an error.
 template <class T, class Body>
 int with(T* handle, const char* what, shmb_error* error, Body body) {
-  return guarded(error, [&]() -> Result<void> {
+  return guarded_to_end(error, [&]() -> Result<void> {
     if (handle == nullptr) return shmb::error(Status::invalid, std::string("no ") + what + " was given");
     return body();
   });
@@ -253,7 +253,7 @@ int shmb_remote_shutdown(shmb_remote* remote, const shmb_remote_shutdown_options
 
 void shmb_remote_free(shmb_remote* remote) noexcept {
   if (remote == nullptr) return;
-  (void)guarded(nullptr, [&]() -> Result<void> {
+  (void)guarded_to_end(nullptr, [&]() -> Result<void> {
     if (remote->it->life().forked()) {
       (void)new std::shared_ptr<Agent>(std::move(remote->it));  // the parent's, not ours to end
     } else {
@@ -363,7 +363,7 @@ int shmb_remote_call(shmb_remote* remote, int32_t to, const char* function, cons
 
 uint32_t shmb_future_get_state(shmb_future* future) noexcept {
   std::uint32_t state = SHMB_FUTURE_PENDING;
-  (void)guarded(nullptr, [&]() -> Result<void> {
+  (void)guarded_to_end(nullptr, [&]() -> Result<void> {
     if (future == nullptr || future->it->agent->life().forked()) return {};
     const std::lock_guard lock(future->it->agent->monitor().mutex());
     state = state_of(future->it->state);
@@ -406,7 +406,7 @@ int shmb_future_then(shmb_future* future, void (*then)(void* context, shmb_futur
 
 shmb_future* shmb_future_share(shmb_future* future) noexcept {
   shmb_future* out = nullptr;
-  (void)guarded(nullptr, [&]() -> Result<void> {
+  (void)guarded_to_end(nullptr, [&]() -> Result<void> {
     if (future != nullptr) out = handle_of(future->it);
     return {};
   });

@@ -223,7 +223,12 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline, std::uint64_t wanted) {
     }
     asleep_.store(true);
     const bool stays = !interrupted_.load();
-    auto ready = stays ? sys::poll_readable(wait_.get(), deadline.left()) : Sys<bool>(true);
+    auto ready = Sys<bool>(true);
+    if (stays) {
+      const std::int64_t left = deadline.left();
+      const interrupt::Exposed exposed;
+      ready = sys::poll_readable(wait_.get(), left);
+    }
     asleep_.store(false);
     if (!ready && ready.error().value == EBADF)
       return std::unexpected(Error{Status::system, EBADF, {}, client::kClosedDescriptor});

@@ -14,12 +14,14 @@ void Monitor::wake_leader() {
 }
 
 void Monitor::sleep(Lock& lock, client::Deadline until) {
-  if (until.endless()) changed_.wait(lock);
-  else changed_.wait_until(lock, until.point());
+  const std::int64_t time = until.time();  // a signal that was noted before does not end this sleep
+  const interrupt::Exposed exposed;
+  changed_.wait_until(lock, time);
 }
 
 void Monitor::await_no_leader(Lock& lock) {
-  changed_.wait(lock, [this] { return !leading_; });
+  const interrupt::Shield shield;
+  while (leading_) changed_.wait(lock, client::Deadline::after(client::kForever));
 }
 
 }  // namespace shmb::remote

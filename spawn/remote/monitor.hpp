@@ -7,11 +7,11 @@
 // before the worker has joined and after its shutdown.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <utility>
 
+#include "client/session/condition.hpp"
 #include "client/session/deadline.hpp"
 #include "spawn/remote/inbox.hpp"
 
@@ -32,11 +32,13 @@ class Monitor {
   void wake();
   void wake_sleepers() { changed_.notify_all(); }
   void wake_leader();
-  void sleep(Lock& lock, client::Deadline until);
+  void sleep(Lock& lock, client::Deadline until);  // a signal ends it
   // True: `done` has become true before `longest` was over.
-  template <class Duration, class Done>
-  bool sleep_for(Lock& lock, Duration longest, Done done) {
-    return changed_.wait_for(lock, longest, std::move(done));
+  template <class Done>
+  bool sleep_for(Lock& lock, std::int64_t longest, Done done) {
+    for (const auto until = client::Deadline::after(longest); !done() && !until.passed_by_clock();)
+      changed_.wait(lock, until);
+    return done();
   }
   void await_no_leader(Lock& lock);
 
@@ -59,7 +61,7 @@ class Monitor {
 
  private:
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  client::Condition changed_;
   std::shared_ptr<Inbox> inbox_;
   bool leading_ = false;
 };

@@ -2,6 +2,8 @@
 // Wakes that only one participant can give: a consumer that leaves messages to others, a participant that begins to
 // wait for a slot, a reader whose sender sleeps elsewhere. The sleeper's words are written by hand, so that no look of
 // its own hides a wake that does not come.
+#include <thread>
+
 #include "tests/client/pool_support.hpp"
 
 using namespace client_tests;

@@ -2,9 +2,11 @@
 /* The C face of ranks, from a program in C alone: it starts ranks of itself, which ask each other everything there is to
  * ask; a rank that fails; calls that cannot be. It prints a fault with its line, and ends with 1. Without a
  * broker. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "spawn/face/shmbroker_spawn.h"
@@ -19,6 +21,23 @@
 
 static int same(const void* data, uint64_t length, const char* text) {
   return length == strlen(text) && memcmp(data, text, length) == 0;
+}
+
+static volatile sig_atomic_t rung = 0;
+static void note(int signal) {
+  (void)signal;
+  rung = 1;
+}
+/* A signal each 2 ms, until it is told to stop: one may come before the process waits. */
+static void ring(int on) {
+  const struct itimerval each = {{0, on ? 2000 : 0}, {0, on ? 2000 : 0}};
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = note;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGALRM, &action, NULL);
+  setitimer(ITIMER_REAL, &each, NULL);
+  shmb_thread_interruptible(on);
 }
 
 static int meet(const shmb_rank_info* me) {
@@ -45,6 +64,20 @@ static int meet(const shmb_rank_info* me) {
   shmb_bytes_free(data);
   /* Both are there until the next barrier, so it is the deadline that ends the wait. */
   MUST(shmb_rank_wait("never", 20000000, &data, &length, &e) == SHMB_E_DEADLINE);
+  /* A signal ends it too, and the rank may wait again. Nobody has come to this barrier twice. */
+  ring(1);
+  MUST(shmb_rank_wait("never", 100000000000, &data, &length, &e) == SHMB_E_INTERRUPTED);
+  if (me->rank == 0) {
+    MUST(shmb_rank_barrier("late", 100000000000, &e) == SHMB_E_INTERRUPTED);
+    ring(0);
+    MUST(shmb_rank_set("rung", "", 0, &e) == SHMB_OK);
+    MUST(shmb_rank_barrier("late", 0, &e) == SHMB_OK);
+  } else {
+    ring(0);
+    MUST(shmb_rank_wait("rung", 0, &data, &length, &e) == SHMB_OK);
+    shmb_bytes_free(data);
+    MUST(shmb_rank_barrier("late", 0, &e) == SHMB_OK);
+  }
   MUST(shmb_rank_add("sum", me->rank + 1, &sum, &e) == SHMB_OK);
   MUST(shmb_rank_barrier(NULL, 0, &e) == SHMB_OK);
   MUST(shmb_rank_add("sum", 0, &sum, &e) == SHMB_OK && sum == 3);
@@ -142,6 +175,9 @@ static void end(uint32_t method) {
   MUST(shmb_spawn(&options, &ranks, &e) == SHMB_OK);
   MUST(shmb_processes_join(ranks, SHMB_NO_WAIT, -1, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_RUNNING);
   MUST(shmb_processes_result(ranks, 0, NULL, NULL, &e) == SHMB_E_NOT_FOUND);
+  ring(1);
+  MUST(shmb_processes_join(ranks, SHMB_FOREVER, -1, &state, &e) == SHMB_E_INTERRUPTED);
+  ring(0);
   MUST(shmb_processes_end(ranks, method == SHMB_START_SPAWN, &e) == SHMB_OK);
   MUST(shmb_processes_join(ranks, SHMB_FOREVER, -1, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_FAILED);
   shmb_processes_free(ranks);
