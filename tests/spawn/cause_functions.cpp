@@ -30,12 +30,36 @@ struct SlowToGo {
   ~SlowToGo() { std::this_thread::sleep_for(milliseconds(30)); }
 };
 
-// Fails of its own.
-void fall(int rank, const std::string& how) {
+// Where the ranks of one call see that another one begins to fail. `began` is not 0 from then on.
+struct Board {
+  std::atomic<std::int32_t> began{0};
+  std::atomic<std::int32_t> pid{0};
+};
+
+// Says that an exception is on its way: the unwinding destroys what was made last first.
+class Thrown {
+ public:
+  explicit Thrown(Board* board) : board_(board) {}
+  ~Thrown() {
+    if (board_ != nullptr) board_->began = 1;
+  }
+  Thrown(const Thrown&) = delete;
+  Thrown& operator=(const Thrown&) = delete;
+
+ private:
+  Board* board_;
+};
+
+// Fails of its own. `board` may be null.
+void fall(int rank, const std::string& how, Board* board = nullptr) {
   const std::string text = "own failure of rank " + std::to_string(rank);
-  if (how == "throw") throw std::domain_error(text);
+  if (how == "throw") {
+    const Thrown thrown(board);
+    throw std::domain_error(text);
+  }
   if (how == "throw_slowly") {
     const SlowToGo slow;
+    const Thrown thrown(board);
     throw std::domain_error(text);
   }
   if (how == "nest") {
@@ -138,11 +162,6 @@ void fall_from_world(int rank, int who, const std::string& how, const std::strin
   }
 }
 
-// Where the ranks of one call see when another one begins to fail.
-struct Board {
-  std::atomic<std::int64_t> began{0};
-  std::atomic<std::int32_t> pid{0};
-};
 Board& board_in(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -158,16 +177,16 @@ bool dead(pid_t pid) {
   return close == std::string::npos || line[close + 2] == 'Z' || line[close + 2] == 'X';
 }
 
-// Two failures that have nothing to do with each other, so far apart. Of one that dies without a word, the kernel has
-// said that it is dead before the time begins.
+// Two failures that have nothing to do with each other, so far apart. The time begins when the first one has happened:
+// its exception has been thrown, or the kernel says that its process is dead.
 void fall_apart(int rank, int first, int second, const std::string& how_first, const std::string& how_second,
                 int apart_us, const std::string& path) {
   Board& board = board_in(path);
   if (rank == first) {
     board.pid = ::getpid();
     ranks::barrier();
-    board.began = std::chrono::steady_clock::now().time_since_epoch().count();
-    return fall(rank, how_first);
+    if (!how_first.starts_with("throw")) board.began = 1;
+    return fall(rank, how_first, &board);
   }
   ranks::barrier();
   if (rank == second) {
