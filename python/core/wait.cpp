@@ -6,8 +6,6 @@
 
 #include <ctime>
 
-extern "C" [[gnu::weak]] int shmb_thread_interruptible(int on) noexcept;
-
 namespace shmb::python {
 
 std::uint32_t forks = 0;
@@ -44,9 +42,7 @@ bool run_handlers(std::uint32_t forks_before) {
   return false;
 }
 
-Interruptible::Interruptible() : before_(shmb_thread_interruptible != nullptr ? shmb_thread_interruptible(1) : 0) {}
-Interruptible::~Interruptible() {
-  if (shmb_thread_interruptible != nullptr) shmb_thread_interruptible(before_);
-}
+Interruptible::Interruptible() : before_(shmb_thread_interruptible(1)) {}
+Interruptible::~Interruptible() { shmb_thread_interruptible(before_); }
 
 }  // namespace shmb::python

@@ -73,8 +73,6 @@ class Interruptible {
   int before_;
 };
 
-inline constexpr int kInterrupted = 39;  // SHMB_E_INTERRUPTED
-
 // `make(wait)` is the call. `over()` answers whether a handler has closed what it is made on.
 template <class Make, class Over>
 int wait_for(std::int64_t wait, Make&& make, Over&& over) {
@@ -87,7 +85,7 @@ int wait_for(std::int64_t wait, Make&& make, Over&& over) {
       const Interruptible interruptible;
       status = make(left);
     }
-    if (status != kInterrupted) return status;
+    if (status != SHMB_E_INTERRUPTED) return status;
     if (!run_handlers(before)) return kRaised;
     if (over()) return raise(SHMB_E_CLOSED, "a signal handler has closed it during the call"), kRaised;
   }

@@ -290,6 +290,12 @@ class Leaking(Error, RuntimeError):
     status, code = "leaking", 38
 
 
+class Interrupted(Error, InterruptedError):
+    """A signal ended the wait, and nothing was done. Calls of this package go on after the signal's handler."""
+
+    status, code, _errno_default = "interrupted", 39, _errno.EINTR
+
+
 class GpuError(Error, RuntimeError):
     """A failure that has to do with GPU memory."""
 
