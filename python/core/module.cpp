@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The module shmbroker._core: its functions and types, and what it refuses to be imported into.
 #include "python/core/objects.hpp"
+#include "python/core/spawn.hpp"
 
 namespace shmb::python {
 
@@ -86,7 +87,8 @@ bool add_constants(PyObject* module) {
       {"EVENT_READY", SHMB_EVENT_BIT_READY}, {"EVENT_PUBLISHED", SHMB_EVENT_BIT_PUBLISHED},
       {"EVENT_GONE", SHMB_EVENT_BIT_GONE},   {"EVENT_APPEARED", SHMB_EVENT_BIT_APPEARED},
       {"EVENT_ENDED", SHMB_EVENT_BIT_ENDED}, {"EVENT_RECLAIM", SHMB_EVENT_BIT_RECLAIM},
-      {"EVENT_GPU", SHMB_EVENT_BIT_GPU}};
+      {"EVENT_GPU", SHMB_EVENT_BIT_GPU},     {"RIGHT_READ", SHMB_RIGHT_READ},
+      {"RIGHT_WRITE", SHMB_RIGHT_WRITE},     {"RIGHT_SHARE", SHMB_RIGHT_SHARE}};
   for (const auto& [name, value] : constants)
     if (PyModule_AddIntConstant(module, name, value) != 0) return false;
   return PyModule_AddStringConstant(module, "version", shmb_version()) == 0;
@@ -112,7 +114,8 @@ int execute(PyObject* module) {
   Py_XDECREF(std::exchange(types.ticket, ticket));
   const bool added = load_errors() && watch_forks() && add_values(module) && add_session(module) &&
                      add_region(module) && add_pool(module) && add_slot(module) && add_part(module) &&
-                     add_queue(module) && add_message(module) && add_constants(module);
+                     add_queue(module) && add_message(module) && add_processes(module) && add_rank(module) &&
+                     add_constants(module);
   return added ? 0 : -1;
 }
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
 _LAZY = {"SharedMemory": "shared_memory", "ShareableList": "shared_memory", "mp": "mp", "shared_memory": "shared_memory",
-         "spawn": "spawn", "status": "views", "list": "views", "views": "views"}
+         "ranks": "ranks", "spawn": "processes", "start_processes": "processes", "ProcessContext": "processes",
+         "RankFailure": "process_errors", "ProcessException": "process_errors",
+         "ProcessRaisedException": "process_errors", "ProcessExitedException": "process_errors", "status": "views", "list": "views", "views": "views"}
 
 
 def connect(socket: str | None = None, *, group: str | None = None, program: str | None = None,

@@ -85,6 +85,9 @@ SHMB_API int shmb_processes_end(shmb_processes* processes, uint32_t at_once, shm
 /* Joins, or with SHMB_SPAWN_DAEMON ends the ranks, and frees the handle with all texts it has given. NULL is allowed.
  */
 SHMB_API void shmb_processes_free(shmb_processes* processes) SHMB_NOEXCEPT;
+/* A descriptor to poll: readable once the ranks have ended, and from then on; shmb_processes_join then does not wait
+ * long. It belongs to the handle: never read or close it. UNSUPPORTED before Linux 5.3. */
+SHMB_API int shmb_processes_descriptor(shmb_processes* processes, int* descriptor, shmb_error* error) SHMB_NOEXCEPT;
 /* The process numbers by local rank; `count` is nprocs, whatever the capacity. */
 SHMB_API int shmb_processes_pids(shmb_processes* processes, int32_t* pids, size_t capacity, size_t* count,
                                  shmb_error* error) SHMB_NOEXCEPT;

@@ -246,6 +246,19 @@ void shmb_processes_free(shmb_processes* processes) noexcept {
   });
 }
 
+int shmb_processes_descriptor(shmb_processes* processes, int* descriptor, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto it = processes_of(processes);
+    if (!it) return std::unexpected(it.error());
+    if (descriptor == nullptr) return shmb::error(Status::invalid, "no place for the descriptor was given");
+    const int found = (*it)->descriptor();
+    if (found < 0)
+      return shmb::error(Status::unsupported, "this kernel has no descriptor for the end of a process (Linux 5.3 has)");
+    *descriptor = found;
+    return {};
+  });
+}
+
 int shmb_processes_pids(shmb_processes* processes, int32_t* pids, size_t capacity, size_t* count,
                         shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {

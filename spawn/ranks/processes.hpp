@@ -29,6 +29,8 @@ class Processes {
   // process of the tree is left. `voluntary`: applies to a first failure from now on; below 0: unchanged.
   Result<const Verdict*> join(client::Deadline deadline, std::int64_t voluntary = -1);
   void end(bool at_once);
+  // Readable once the guard, the last of the tree in all but accidents, has ended. -1: this kernel has no pidfd.
+  int descriptor() const { return guard_pidfd_.get(); }
   const std::vector<pid_t>& pids() const { return pids_; }
   // A session at the ranks' broker: the one with which the ranks' tickets for this process end. After the ranks' end,
   // where they made no tickets, a new one for the caller. Null where that broker is not known: ranks without a group,

@@ -3,6 +3,7 @@
  * ask; a rank that fails; calls that cannot be. It prints a fault with its line, and ends with 1. Without a
  * broker. */
 #include <signal.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,6 +130,10 @@ static void succeed(uint32_t method) {
   uint64_t length = 0;
   MUST(shmb_spawn(&options, &ranks, &e) == SHMB_OK);
   MUST(shmb_processes_pids(ranks, pids, 2, &count, &e) == SHMB_OK && count == 2 && pids[0] > 0 && pids[1] > 0);
+  int descriptor = -1;
+  MUST(shmb_processes_descriptor(ranks, &descriptor, &e) == SHMB_OK);
+  struct pollfd end = {descriptor, POLLIN, 0};
+  MUST(poll(&end, 1, -1) == 1 && end.revents != 0);
   MUST(shmb_processes_join(ranks, SHMB_FOREVER, -1, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_SUCCEEDED);
   MUST(shmb_processes_failures(ranks) == 0);
   MUST(shmb_processes_result(ranks, 1, &data, &length, &e) == SHMB_OK && same(data, length, "b"));
@@ -208,6 +213,7 @@ static void refuse(void) {
   options = options_of(SHMB_START_FORK, "meet");
   MUST(shmb_spawn(&options, &ranks, &e) == SHMB_E_INVALID); /* and no entry */
   MUST(shmb_processes_join(NULL, 0, -1, NULL, &e) == SHMB_E_INVALID);
+  MUST(shmb_processes_descriptor(NULL, NULL, &e) == SHMB_E_INVALID);
   MUST(shmb_processes_failures(NULL) == 0);
   shmb_processes_free(NULL);
   MUST(shmb_rank_barrier(NULL, 0, &e) == SHMB_E_NOT_FOUND);

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions, arguments and results on their way between a program and its ranks: pickled as multiprocessing pickles for
+a new process, so that its locks, queues and connections travel. A Region travels as a ticket."""
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from multiprocessing import context, popen_spawn_posix
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Callable
+
+from . import _core
+from .errors import Invalid
+from .ticket import Ticket
+
+Lend = Callable[[Any], Ticket]
+
+
+class Departure:
+    """What multiprocessing's reducers ask of the process that is about to start: descriptors to take along."""
+
+    DupFd = popen_spawn_posix._DupFd  # type: ignore[attr-defined]
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self._descriptors: list[int] = []
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        copy = os.dup(descriptor)
+        self._descriptors.append(copy)
+        os.set_inheritable(copy, True)
+        return copy
+
+    def __enter__(self) -> Departure:
+        context.set_spawning_popen(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        context.set_spawning_popen(None)
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+class _Pickler(ForkingPickler):
+    def __init__(self, file: io.BytesIO, lend: Lend, modules: set[str] | None) -> None:
+        super().__init__(file, 5)
+        self._lend, self._modules = lend, modules
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is _core.Region:
+            return _attach, (self._lend(value), not value.readonly)
+        if self._modules is not None:
+            name = getattr(value, "__module__", None)
+            if isinstance(name, str):
+                self._modules.add(name)
+        return NotImplemented
+
+
+def pack(value: Any, lend: Lend, modules: set[str] | None = None) -> bytes:
+    """`modules` gets the names of those that the unpickling will import."""
+    file = io.BytesIO()
+    _Pickler(file, lend, modules).dump(value)
+    return file.getvalue()
+
+
+def unpack(data: bytes | memoryview) -> Any:
+    return pickle.loads(data)
+
+
+def refuse(what: str, error: BaseException, advice: str) -> Invalid:
+    return Invalid(f"{what} cannot be pickled: {describe(error)}. {advice}")
+
+
+def describe(error: BaseException) -> str:
+    return f"{type(error).__qualname__}: {text_of(error)}".rstrip(" .:")
+
+
+def text_of(error: BaseException) -> str:
+    """str() of an exception, whose own code may fail."""
+    try:
+        return str(error)
+    except BaseException as another:
+        if isinstance(another, (KeyboardInterrupt, SystemExit)):
+            raise
+        return f"<str() of this exception raised {type(another).__qualname__}>"
+
+
+_session: _core.Session | None = None
+
+
+def session() -> _core.Session:
+    """One session for all regions that arrive in this process."""
+    global _session
+    if _session is None or _session.closed or _session.info().lost:
+        from . import connect
+        _session = connect()
+    return _session
+
+
+def use_session(one: _core.Session | None) -> _core.Session | None:
+    """Regions that arrive are attached by `one` from here on. Returns what was used before."""
+    global _session
+    before, _session = _session, one
+    return before
+
+
+def _attach(ticket: Ticket, write: bool) -> _core.Region:
+    return session().attach(ticket, write=write, share=True)
