@@ -40,15 +40,6 @@ ROOMS = {
 }
 # The includes that still point upward. An entry that is not needed any more is an error too.
 UPWARD = {
-    ("daemon/ledger/ledger.hpp", "daemon/gpu/device.hpp"),
-    ("daemon/ledger/ledger.hpp", "daemon/pools/pool.hpp"),
-    ("daemon/ledger/ledger.hpp", "daemon/remote/failed_worlds.hpp"),
-    ("daemon/ledger/ledger.hpp", "daemon/remote/world.hpp"),
-    ("daemon/ledger/ledger.hpp", "daemon/serve/broker.hpp"),
-    ("daemon/ledger/region.hpp", "daemon/gpu/memory.hpp"),
-    ("daemon/ledger/session.cpp", "daemon/pools/pool.hpp"),
-    ("daemon/ledger/session.cpp", "daemon/serve/answer.hpp"),
-    ("daemon/ledger/session.hpp", "daemon/gpu/device.hpp"),
     ("client/session/session.cpp", "client/queue/pool.hpp"),
     ("client/session/session.cpp", "client/region/region.hpp"),
 }

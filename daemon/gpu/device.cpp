@@ -8,37 +8,42 @@
 #include "base/result.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/gpu/gpu.hpp"
+#include "daemon/ledger/accounts.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/sessions.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::daemon {
 
-UidCharge::UidCharge(Ledger& ledger, std::uint32_t uid, Charge charge)
-    : ledger_(&ledger), uid_(uid), charge_(std::move(charge)) {
-  ledger.hold_uid(uid);
+UidCharge::UidCharge(Accounts& accounts, std::uint32_t uid, Charge charge)
+    : accounts_(&accounts), uid_(uid), charge_(std::move(charge)) {
+  accounts.hold_uid(uid);
 }
 
 UidCharge::UidCharge(UidCharge&& other) noexcept
-    : ledger_(std::exchange(other.ledger_, nullptr)), uid_(other.uid_), charge_(std::move(other.charge_)) {}
+    : accounts_(std::exchange(other.accounts_, nullptr)), uid_(other.uid_), charge_(std::move(other.charge_)) {}
 
 UidCharge::~UidCharge() {
   charge_.give_back();
-  if (ledger_) ledger_->drop_uid(uid_);
+  if (accounts_) accounts_->drop_uid(uid_);
 }
 
-GpuNode::GpuNode(Ledger& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid)
-    : ledger(owner), hold(how), minor(number), charge(std::move(paid)), fd(std::move(node)) {
-  if (fd) ++ledger.open_descriptors;
+GpuNode::GpuNode(Gpu& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid)
+    : gpu(owner), hold(how), minor(number), charge(std::move(paid)), fd(std::move(node)) {
+  if (fd) ++gpu.accounts.open_descriptors;
 }
 
 GpuNode::~GpuNode() {
   if (!fd) return;
-  --ledger.open_descriptors;
+  --gpu.accounts.open_descriptors;
   // The last close of a GPU's node tears the GPU down, which takes time. Without a thread the node is closed here.
-  (void)ledger.closer.close(fd);
+  (void)gpu.regions.closer.close(fd);
   fd.reset();
-  if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
+  gpu.host.descriptor_freed();
 }
 
 GpuDevice* find_device(Session& session, const sys::GpuUuid& uuid) {
@@ -111,24 +116,24 @@ Result<GpuDevice*> add_device(Session& session, const sys::GpuUuid& uuid) {
   return &session.gpu_devices.back();
 }
 
-std::shared_ptr<GpuNode> node_of(Ledger& ledger, GpuLooker::Found& found) {
+std::shared_ptr<GpuNode> node_of(Gpu& gpu, GpuLooker::Found& found) {
   if (found.node) {
-    std::weak_ptr<GpuNode>& known = ledger.gpu_nodes[found.minor];
+    std::weak_ptr<GpuNode>& known = gpu.nodes[found.minor];
     if (auto node = known.lock()) {
-      (void)ledger.closer.close(found.node);
+      (void)gpu.regions.closer.close(found.node);
       return node;
     }
-    auto node = std::make_shared<GpuNode>(ledger, SHMBW_GPU_HOLD_NODE, found.minor, std::move(found.node));
+    auto node = std::make_shared<GpuNode>(gpu, SHMBW_GPU_HOLD_NODE, found.minor, std::move(found.node));
     known = node;
     return node;
   }
-  if (!ledger.config.gpu_trust) return nullptr;
-  return std::make_shared<GpuNode>(ledger, SHMBW_GPU_HOLD_TRUSTED, found.minor, Fd());
+  if (!gpu.host.config.gpu_trust) return nullptr;
+  return std::make_shared<GpuNode>(gpu, SHMBW_GPU_HOLD_TRUSTED, found.minor, Fd());
 }
 
 }  // namespace
 
-Result<std::uint64_t> name_device(Ledger& ledger, Session& session, const sys::GpuUuid& uuid, std::string_view pci) {
+Result<std::uint64_t> name_device(Gpu& gpu, Session& session, const sys::GpuUuid& uuid, std::string_view pci) {
   GpuDevice* device = find_device(session, uuid);
   if (device && device->node) return 0;
   const bool under_way = device != nullptr;
@@ -136,7 +141,7 @@ Result<std::uint64_t> name_device(Ledger& ledger, Session& session, const sys::G
     SHMB_TRY(added, add_device(session, uuid));
     device = added;
   }
-  if (!under_way && !ledger.gpu_looker.look({session.id, uuid, std::string(pci)}, ledger.closer.wake_fd())) {
+  if (!under_way && !gpu.looker.look({session.id, uuid, std::string(pci)}, gpu.regions.closer.wake_fd())) {
     session.gpu_devices.pop_back();
     return error(Status::no_memory,
                  "no helper thread could be started to look at the GPU, or it has too many to look at: ask again");
@@ -144,20 +149,20 @@ Result<std::uint64_t> name_device(Ledger& ledger, Session& session, const sys::G
   if (device->watches.size() >= kWatchesOfDevice)
     return error(Status::busy, std::to_string(kWatchesOfDevice) +
                                    " requests of this session wait for that GPU already: wait for an event gpu_device");
-  device->watches.push_back(++ledger.last_serial);
+  device->watches.push_back(++gpu.host.last_serial);
   return device->watches.back();
 }
 
-Result<GpuDevice*> give_node(Ledger& ledger, Session& session, const sys::GpuUuid& uuid, Fd node) {
+Result<GpuDevice*> give_node(Gpu& gpu, Session& session, const sys::GpuUuid& uuid, Fd node) {
   auto what = sys::gpu_file(node.get());
   std::uint32_t minor = what ? what->minor : kNoMinor;
   if (!what || what->kind != sys::GpuKind::node) {
-    (void)close_elsewhere(ledger, session.uid, std::move(node));
+    (void)close_elsewhere(gpu.accounts, session.uid, std::move(node));
     return error(Status::bad_fd, "the descriptor is no open node of a GPU (/dev/nvidia0, ...)");
   }
-  if (const auto shortage = ledger.descriptor_shortage(session.uid, 1, session.admin)) {
-    (void)close_elsewhere(ledger, session.uid, std::move(node));
-    return std::unexpected(refuse_descriptors(ledger, *shortage));
+  if (const auto shortage = gpu.accounts.descriptor_shortage(session.uid, 1, session.admin)) {
+    (void)close_elsewhere(gpu.accounts, session.uid, std::move(node));
+    return std::unexpected(refuse_descriptors(gpu.host, *shortage));
   }
   GpuDevice* device = find_device(session, uuid);
   const bool fresh = device == nullptr;
@@ -168,24 +173,24 @@ Result<GpuDevice*> give_node(Ledger& ledger, Session& session, const sys::GpuUui
   }
   // A node that the broker opened itself is that of the GPU. A given node may be that of another GPU.
   if (device->node && device->node->hold == SHMBW_GPU_HOLD_NODE) {
-    (void)close_elsewhere(ledger, session.uid, std::move(node));
+    (void)close_elsewhere(gpu.accounts, session.uid, std::move(node));
     return device;
   }
-  auto charge = ledger.uids.at(session.uid).account.charge(Resource::gpu_descriptors, 1);
+  auto charge = gpu.accounts.uids.at(session.uid).account.charge(Resource::gpu_descriptors, 1);
   if (!charge) {
-    (void)close_elsewhere(ledger, session.uid, std::move(node));
+    (void)close_elsewhere(gpu.accounts, session.uid, std::move(node));
     if (fresh) session.gpu_devices.pop_back();
-    return std::unexpected(refuse_limit(ledger, session, charge.error()));
+    return std::unexpected(refuse_limit(gpu.groups, session, charge.error()));
   }
-  device->node = std::make_shared<GpuNode>(ledger, SHMBW_GPU_HOLD_GIVEN, minor, std::move(node),
-                                           UidCharge(ledger, session.uid, std::move(*charge)));
+  device->node = std::make_shared<GpuNode>(gpu, SHMBW_GPU_HOLD_GIVEN, minor, std::move(node),
+                                           UidCharge(gpu.accounts, session.uid, std::move(*charge)));
   return device;
 }
 
-void devices_found(Ledger& ledger) {
-  for (GpuLooker::Found& found : ledger.gpu_looker.finished()) {
-    auto node = node_of(ledger, found);
-    Session* session = ledger.find_session(found.look.session);
+void devices_found(Gpu& gpu) {
+  for (GpuLooker::Found& found : gpu.looker.finished()) {
+    auto node = node_of(gpu, found);
+    Session* session = gpu.sessions.find(found.look.session);
     GpuDevice* device = session ? find_device(*session, found.look.uuid) : nullptr;
     if (!device) continue;  // the session's end gives the node back
     const std::vector<std::uint64_t> watches = std::exchange(device->watches, {});

@@ -16,12 +16,14 @@
 #include "base/sys_gpu.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/helper_threads.hpp"
+#include "daemon/ledger/gpu_memory.hpp"
 #include "proto/shmb_wire.h"
 
 namespace shmb::daemon {
 
 class Session;
-class Ledger;
+struct Accounts;
+struct Gpu;
 
 inline constexpr std::uint32_t kNoMinor = UINT32_MAX;
 inline constexpr std::size_t kDevicesOfSession = 64;
@@ -31,13 +33,13 @@ inline constexpr std::size_t kWatchesOfDevice = 1024, kLooksAtMost = 16384;  // 
 class UidCharge {
  public:
   UidCharge() = default;
-  UidCharge(Ledger& ledger, std::uint32_t uid, Charge charge);
+  UidCharge(Accounts& accounts, std::uint32_t uid, Charge charge);
   UidCharge(UidCharge&& other) noexcept;
   UidCharge& operator=(UidCharge&&) = delete;
   ~UidCharge();
 
  private:
-  Ledger* ledger_ = nullptr;
+  Accounts* accounts_ = nullptr;
   std::uint32_t uid_ = 0;
   Charge charge_;
 };
@@ -46,24 +48,18 @@ class UidCharge {
 // helper thread. A node that a session gave is charged to that session, because many sessions may give the same one.
 // Nodes that the broker opened are as few as the GPUs.
 struct GpuNode {
-  GpuNode(Ledger& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid = {});
+  GpuNode(Gpu& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid = {});
   GpuNode(const GpuNode&) = delete;
   GpuNode& operator=(const GpuNode&) = delete;
   ~GpuNode();
 
-  Ledger& ledger;
+  Gpu& gpu;
   const shmbw_gpu_hold hold;  // node, given, or trusted (without a descriptor)
   const std::uint32_t minor;
   UidCharge charge;
   Fd fd;
 };
 
-// A GPU that a session has named.
-struct GpuDevice {
-  sys::GpuUuid uuid{};
-  std::vector<std::uint64_t> watches;  // events that wait for the end of the look
-  std::shared_ptr<GpuNode> node;       // null: the look is not over
-};
 GpuDevice* find_device(Session& session, const sys::GpuUuid& uuid);
 
 // The helper thread. It is started when there is first something to look at.
@@ -97,9 +93,9 @@ class GpuLooker {
 
 // Names a GPU by its UUID and PCI address, and begins the look unless one of this session is under way. Returns the
 // number of the event that will tell its end, or 0 if the node is known already.
-Result<std::uint64_t> name_device(Ledger& ledger, Session& session, const sys::GpuUuid& uuid, std::string_view pci);
+Result<std::uint64_t> name_device(Gpu& gpu, Session& session, const sys::GpuUuid& uuid, std::string_view pci);
 // The same with a descriptor of the node.
-Result<GpuDevice*> give_node(Ledger& ledger, Session& session, const sys::GpuUuid& uuid, Fd node);
-void devices_found(Ledger& ledger);  // after the helper thread woke us
+Result<GpuDevice*> give_node(Gpu& gpu, Session& session, const sys::GpuUuid& uuid, Fd node);
+void devices_found(Gpu& gpu);  // after the helper thread woke us
 
 }  // namespace shmb::daemon

@@ -10,10 +10,14 @@
 
 #include "base/sys_memory.hpp"
 #include "base/text.hpp"
+#include "daemon/gpu/gpu.hpp"
+#include "daemon/ledger/accounts.hpp"
 #include "daemon/ledger/create.hpp"
 #include "daemon/ledger/grant.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {
@@ -73,7 +77,7 @@ Result<void> check_legacy(const shmbw_gpu_publish& wish) {
   return {};
 }
 
-Result<void> check_gpu_words(const Ledger& ledger, const shmbw_gpu_publish& wish, std::string_view name) {
+Result<void> check_gpu_words(const Host& host, const shmbw_gpu_publish& wish, std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_GPU_PUBLISH_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of gpu_publish is not known to this broker");
   if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
@@ -94,7 +98,7 @@ Result<void> check_gpu_words(const Ledger& ledger, const shmbw_gpu_publish& wish
   const bool keep_given = flagged(wish, SHMBW_GPU_PUBLISH_KEEP_GIVEN);
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
   if (keep_given)
-    if (auto keep = check_keep(ledger, wish.keep); !keep) return keep;
+    if (auto keep = check_keep(host, wish.keep); !keep) return keep;
   if (!name.empty()) return names::check(name, "region name");
   if (flagged(wish, SHMBW_GPU_PUBLISH_REPLACE)) return error(Status::invalid, "replace needs a name");
   return {};
@@ -148,11 +152,10 @@ Result<std::shared_ptr<GpuNode>> held_node(Session& session, const sys::GpuUuid&
                         "where the broker cannot open that itself");
 }
 
-Result<Charge> charge_gpu(Ledger& ledger, const Session& session, Group& group, Resource resource,
-                          std::uint64_t amount) {
+Result<Charge> charge_gpu(Gpu& gpu, const Session& session, Group& group, Resource resource, std::uint64_t amount) {
   if (amount == 0) return Charge{};
   auto charge = group.account.charge(resource, amount);
-  if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
+  if (!charge) return std::unexpected(refuse_limit(gpu.groups, session, charge.error()));
   return std::move(*charge);
 }
 
@@ -183,16 +186,16 @@ void describe(GpuMemory& gpu, const Session& session, const shmbw_gpu_publish& w
 
 }  // namespace
 
-Result<PublishedGpu> publish_gpu(Ledger& ledger, Session& session, const shmbw_gpu_publish& wish, std::string_view name,
+Result<PublishedGpu> publish_gpu(Gpu& gpu, Session& session, const shmbw_gpu_publish& wish, std::string_view name,
                                  std::span<Fd> descriptors) {
-  SHMB_TRY_VOID(check_gpu_words(ledger, wish, name));
-  SHMB_TRY(found, group_for_create(ledger, session, wish.group));
+  SHMB_TRY_VOID(check_gpu_words(gpu.host, wish, name));
+  SHMB_TRY(found, group_for_create(gpu.regions, session, wish.group));
   Group& group = *found;
   sys::GpuUuid uuid;
   std::ranges::copy(wish.uuid, uuid.begin());
   SHMB_TRY(node, held_node(session, uuid));
   Region* old = name.empty() ? nullptr : group.names.find(name);
-  SHMB_TRY(name_charge, may_take_name(ledger, session, group, old, name, flagged(wish, SHMBW_GPU_PUBLISH_REPLACE)));
+  SHMB_TRY(name_charge, may_take_name(gpu.groups, session, group, old, name, flagged(wish, SHMBW_GPU_PUBLISH_REPLACE)));
 
   const std::span<Fd> files = descriptors.first(std::size_t{2} * wish.chunks);
   SHMB_TRY_VOID(check_exports(files, 0));
@@ -201,17 +204,17 @@ Result<PublishedGpu> publish_gpu(Ledger& ledger, Session& session, const shmbw_g
   if (!manifest) return std::unexpected(manifest.error());
 
   const std::uint64_t count = 2 * chunks_of(wish) * (wish.kind == SHMBW_GPU_KIND_VMM) + (*manifest ? 1 : 0);
-  SHMB_TRY_VOID(room_for_descriptors(ledger, session, group.uid, count));
-  SHMB_TRY(region_charge, charge_group(ledger, session, group, Resource::regions, 1));
-  SHMB_TRY(bytes_charge, charge_gpu(ledger, session, group, Resource::gpu_bytes, allocation_of(wish)));
-  SHMB_TRY(descriptors_charge, charge_gpu(ledger, session, group, Resource::gpu_descriptors, count));
+  SHMB_TRY_VOID(room_for_descriptors(gpu.regions, session, group.uid, count));
+  SHMB_TRY(region_charge, charge_group(gpu.regions, session, group, Resource::regions, 1));
+  SHMB_TRY(bytes_charge, charge_gpu(gpu, session, group, Resource::gpu_bytes, allocation_of(wish)));
+  SHMB_TRY(descriptors_charge, charge_gpu(gpu, session, group, Resource::gpu_descriptors, count));
   Result<Charge> manifest_charge = Charge{};
   if (*manifest)
-    manifest_charge = charge_group(ledger, session, group, Resource::bytes, rounded_bytes(wish.manifest_bytes));
+    manifest_charge = charge_group(gpu.regions, session, group, Resource::bytes, rounded_bytes(wish.manifest_bytes));
   if (!manifest_charge) return std::unexpected(manifest_charge.error());
 
-  const std::uint64_t id = ++ledger.last_region;
-  Region& region = ledger.regions.try_emplace(id).first->second;
+  const std::uint64_t id = ++gpu.regions.last_id;
+  Region& region = gpu.regions.all.try_emplace(id).first->second;
   region.id = id;
   region.length = wish.bytes;
   region.bytes = allocation_of(wish);
@@ -219,7 +222,7 @@ Result<PublishedGpu> publish_gpu(Ledger& ledger, Session& session, const shmbw_g
   region.keep = flagged(wish, SHMBW_GPU_PUBLISH_KEEP_GIVEN) ? wish.keep
                 : wish.kind == SHMBW_GPU_KIND_LEGACY        ? 0
                                                             : group.keep;
-  region.created = ledger.now();
+  region.created = gpu.host.now();
   region.creator_pid = session.pid;
   region.state = flagged(wish, SHMBW_GPU_PUBLISH_WRITING) ? SHMBW_REGION_STATE_READY : SHMBW_REGION_STATE_PUBLISHED;
   region.many_writers = flagged(wish, SHMBW_GPU_PUBLISH_MANY_WRITERS);
@@ -227,51 +230,51 @@ Result<PublishedGpu> publish_gpu(Ledger& ledger, Session& session, const shmbw_g
   region.bytes_charge = std::move(bytes_charge);
   region.region_charge = std::move(region_charge);
   region.gpu = std::make_unique<GpuMemory>();
-  GpuMemory& gpu = *region.gpu;
-  describe(gpu, session, wish);
-  gpu.node = std::move(node);
-  gpu.descriptors = count;
-  gpu.descriptors_charge = std::move(descriptors_charge);
-  gpu.manifest_charge = std::move(*manifest_charge);
-  gpu.manifest = std::move(*manifest);
-  take_files_into(gpu, files);
-  ledger.open_descriptors += count;
+  GpuMemory& memory = *region.gpu;
+  describe(memory, session, wish);
+  memory.node = std::move(node);
+  memory.descriptors = count;
+  memory.descriptors_charge = std::move(descriptors_charge);
+  memory.manifest_charge = std::move(*manifest_charge);
+  memory.manifest = std::move(*manifest);
+  take_files_into(memory, files);
+  gpu.accounts.open_descriptors += count;
   region.group = &group;
   group.regions.push_back(region);
-  ++ledger.region_count;
-  auto lease = book_lease(ledger, session, region, rights_of_publisher(wish), 1, Reach::mapped);
+  ++gpu.regions.count;
+  auto lease = book_lease(gpu.regions, session, region, rights_of_publisher(wish), 1, Reach::mapped);
   if (!lease) {
-    free_region(ledger, region);
+    free_region(gpu.regions, region);
     return std::unexpected(lease.error());
   }
-  gpu.exporter = &session;
+  memory.exporter = &session;
   // The region that had the name keeps it until the last chunk has come. A new name keeps its place for as long.
-  if (!name.empty() && gpu.state == SHMBW_GPU_STATE_INCOMPLETE)
+  if (!name.empty() && memory.state == SHMBW_GPU_STATE_INCOMPLETE)
     region.promised = std::make_unique<Promised>(std::string(name), std::exchange(region.keep, 0),
                                                  flagged(wish, SHMBW_GPU_PUBLISH_REPLACE));
-  else if (!name.empty()) give_name(ledger, region, name, std::move(name_charge));
+  else if (!name.empty()) give_name(gpu.regions, region, name, std::move(name_charge));
   sponsor_group(session, group);
   return PublishedGpu{&region, *lease};
 }
 
-Result<void> add_gpu_chunks(Ledger& ledger, Session& session, Region& region, const shmbw_gpu_chunks& wish,
+Result<void> add_gpu_chunks(Gpu& gpu, Session& session, Region& region, const shmbw_gpu_chunks& wish,
                             std::span<Fd> descriptors) {
-  GpuMemory& gpu = *region.gpu;
-  if (gpu.exporter != &session) return error(Status::denied, "only its publisher gives a region its chunks");
-  if (gpu.state != SHMBW_GPU_STATE_INCOMPLETE)
-    return error(Status::invalid, "the region has all its " + std::to_string(gpu.chunks) + " chunks");
-  if (wish.first != gpu.present() || wish.count == 0 || wish.count > gpu.chunks - gpu.present())
-    return error(Status::invalid, "the region has " + std::to_string(gpu.present()) + " of " +
-                                      std::to_string(gpu.chunks) + " chunks: the next ones are wanted, in order");
+  GpuMemory& memory = *region.gpu;
+  if (memory.exporter != &session) return error(Status::denied, "only its publisher gives a region its chunks");
+  if (memory.state != SHMBW_GPU_STATE_INCOMPLETE)
+    return error(Status::invalid, "the region has all its " + std::to_string(memory.chunks) + " chunks");
+  if (wish.first != memory.present() || wish.count == 0 || wish.count > memory.chunks - memory.present())
+    return error(Status::invalid, "the region has " + std::to_string(memory.present()) + " of " +
+                                      std::to_string(memory.chunks) + " chunks: the next ones are wanted, in order");
   if (auto exports = check_exports(descriptors, wish.first); !exports) return exports;
-  const bool whole = wish.first + wish.count == gpu.chunks;
+  const bool whole = wish.first + wish.count == memory.chunks;
   Result<Charge> name_charge = Charge{};
-  if (whole && region.promised) name_charge = may_keep_promise(ledger, session, region);
+  if (whole && region.promised) name_charge = may_keep_promise(gpu.groups, session, region);
   if (!name_charge) return std::unexpected(name_charge.error());
-  take_files_into(gpu, descriptors);
+  take_files_into(memory, descriptors);
   if (!whole) return {};
-  set_gpu_state(ledger, region, SHMBW_GPU_STATE_OK, 0, session.pid);
-  if (region.promised) keep_promise(ledger, region, std::move(*name_charge));
+  set_gpu_state(region, SHMBW_GPU_STATE_OK, 0, session.pid);
+  if (region.promised) keep_promise(gpu.regions, region, std::move(*name_charge));
   return {};
 }
 

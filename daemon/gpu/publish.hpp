@@ -15,7 +15,7 @@
 namespace shmb::daemon {
 
 class Session;
-class Ledger;
+struct Gpu;
 struct Lease;
 struct Region;
 
@@ -26,10 +26,10 @@ struct PublishedGpu {
   const Lease* lease = nullptr;
 };
 // `descriptors`: those of this element. The function moves out any that it keeps.
-Result<PublishedGpu> publish_gpu(Ledger& ledger, Session& session, const shmbw_gpu_publish& wish, std::string_view name,
+Result<PublishedGpu> publish_gpu(Gpu& gpu, Session& session, const shmbw_gpu_publish& wish, std::string_view name,
                                  std::span<Fd> descriptors);
 // Adds chunks to a region that is not whole yet.
-Result<void> add_gpu_chunks(Ledger& ledger, Session& session, Region& region, const shmbw_gpu_chunks& wish,
+Result<void> add_gpu_chunks(Gpu& gpu, Session& session, Region& region, const shmbw_gpu_chunks& wish,
                             std::span<Fd> descriptors);
 
 }  // namespace shmb::daemon

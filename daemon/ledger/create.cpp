@@ -7,22 +7,26 @@
 
 #include "base/sys_memory.hpp"
 #include "base/text.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/accounts.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/watches.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {
 
-Result<void> check_keep(const Ledger& ledger, std::int64_t keep) {
+Result<void> check_keep(const Host& host, std::int64_t keep) {
   if (keep < -1) return error(Status::invalid, "a keep is 0, a duration, or -1 until released");
-  if (keep <= ledger.config.limits.keep_max) return {};
+  if (keep <= host.config.limits.keep_max) return {};
   Error refused = plain(Status::limit, "limit: keep of " + format_duration(keep) + " asked, at most " +
-                                           format_duration(ledger.config.limits.keep_max) +
+                                           format_duration(host.config.limits.keep_max) +
                                            "; use 'until-released' or raise limits.keep_max");
   refused.shortage = {SHMBW_SLOT_KEEP,
                       SHMBW_SCOPE_HOST,
                       0,
-                      static_cast<std::uint64_t>(ledger.config.limits.keep_max),
+                      static_cast<std::uint64_t>(host.config.limits.keep_max),
                       0,
                       static_cast<std::uint64_t>(keep)};
   return std::unexpected(std::move(refused));
@@ -30,7 +34,7 @@ Result<void> check_keep(const Ledger& ledger, std::int64_t keep) {
 
 namespace {
 
-Result<void> check_words(const Ledger& ledger, const shmbw_create& wish, std::string_view name) {
+Result<void> check_words(const Host& host, const shmbw_create& wish, std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_CREATE_KNOWN}) != 0)
     return error(Status::unknown_flags, "a create flag is not known to this broker");
   if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
@@ -42,7 +46,7 @@ Result<void> check_words(const Ledger& ledger, const shmbw_create& wish, std::st
   bool keep_given = (wish.flags & SHMBW_CREATE_KEEP_GIVEN) != 0;
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
   if (keep_given)
-    if (auto keep = check_keep(ledger, wish.keep); !keep) return keep;
+    if (auto keep = check_keep(host, wish.keep); !keep) return keep;
   if (name.empty()) {
     if ((wish.flags & SHMBW_CREATE_REPLACE) != 0) return error(Status::invalid, "replace needs a name");
     if ((wish.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0) return error(Status::invalid, "name_at_publish needs a name");
@@ -53,9 +57,9 @@ Result<void> check_words(const Ledger& ledger, const shmbw_create& wish, std::st
 
 }  // namespace
 
-Result<Group*> group_for_create(Ledger& ledger, Session& session, std::uint64_t id) {
-  if (id == 0) return own_group(ledger, session);
-  Group* group = find_group(ledger, id);
+Result<Group*> group_for_create(Regions& regions, Session& session, std::uint64_t id) {
+  if (id == 0) return own_group(regions.groups, session);
+  Group* group = find_group(regions.groups, id);
   if ((group && group->closed && may_address(session, *group)) || (!group && id == session.ended_group))
     return error(Status::group_ended, "group " + names::id_text(id) + " has ended");
   if (!group || !may_address(session, *group)) return std::unexpected(no_such_group(id));
@@ -77,16 +81,16 @@ bool in_scope(const Group& group, const Shortage& shortage) {
 
 // Drops recycled regions until `shortage` is met. False: the shelves concerned do not hold that much. Bytes that the
 // helper thread closes come back a moment later; `pending` counts them.
-bool drop_cached(Ledger& ledger, const Shortage& shortage, std::uint64_t& pending) {
+bool drop_cached(Regions& regions, const Shortage& shortage, std::uint64_t& pending) {
   bool bytes = shortage.slot == SHMBW_SLOT_BYTES;
-  if (ledger.bytes_cached == 0 || shortage.asked > shortage.limit) return false;
+  if (regions.groups.bytes_cached == 0 || shortage.asked > shortage.limit) return false;
   std::uint64_t needed = shortage.used + shortage.asked - shortage.limit, there = 0;
-  ledger.filled_shelves.each([&](const Shelf& shelf) {
+  regions.groups.filled_shelves.each([&](const Shelf& shelf) {
     if (in_scope(shelf.group(), shortage)) there += bytes ? shelf.bytes() : shelf.count();
   });
   if (there < needed) return false;
   std::uint64_t dropped = 0;
-  ledger.filled_shelves.each([&](Shelf& shelf) {
+  regions.groups.filled_shelves.each([&](Shelf& shelf) {
     if (!in_scope(shelf.group(), shortage)) return;
     while (dropped < needed) {
       std::uint64_t before = shelf.bytes(), charged = shelf.group().account.used(Resource::bytes);
@@ -105,7 +109,7 @@ Error naming_pending(Error refused, std::uint64_t pending) {
 
 }  // namespace
 
-std::uint64_t empty_shelves(Ledger& ledger, const Session& session, std::uint64_t wanted) {
+std::uint64_t empty_shelves(Regions& regions, const Session& session, std::uint64_t wanted) {
   std::uint64_t given = 0;
   const auto empty = [&](Shelf& shelf) {
     while (given < wanted) {
@@ -115,30 +119,31 @@ std::uint64_t empty_shelves(Ledger& ledger, const Session& session, std::uint64_
     }
   };
   if (session.group) empty(session.group->shelf);
-  ledger.filled_shelves.each([&](Shelf& shelf) {
+  regions.groups.filled_shelves.each([&](Shelf& shelf) {
     if (shelf.group().uid == session.uid) empty(shelf);
   });
   return given;
 }
 
-Result<Charge> charge_group(Ledger& ledger, const Session& session, Group& group, Resource resource,
+Result<Charge> charge_group(Regions& regions, const Session& session, Group& group, Resource resource,
                             std::uint64_t amount) {
   std::uint64_t pending = 0;
   for (;;) {
     auto charge = group.account.charge(resource, amount);
     if (charge) return std::move(*charge);
-    if (pending == 0 && drop_cached(ledger, charge.error(), pending)) continue;
-    return std::unexpected(naming_pending(refuse_limit(ledger, session, charge.error()), pending));
+    if (pending == 0 && drop_cached(regions, charge.error(), pending)) continue;
+    return std::unexpected(naming_pending(refuse_limit(regions.groups, session, charge.error()), pending));
   }
 }
 
-Result<void> room_for_descriptors(Ledger& ledger, const Session& session, std::uint32_t payer, std::uint64_t wanted) {
-  const auto shortage = ledger.descriptor_shortage(payer, wanted, session.admin);
+Result<void> room_for_descriptors(Regions& regions, const Session& session, std::uint32_t payer, std::uint64_t wanted) {
+  const auto shortage = regions.accounts.descriptor_shortage(payer, wanted, session.admin);
   if (!shortage) return {};
   std::uint64_t pending = 0;
   const Shortage those{SHMBW_SLOT_REGIONS, shortage->scope, shortage->scope_id, wanted, wanted, wanted};
-  if (drop_cached(ledger, those, pending) && !ledger.descriptor_shortage(payer, wanted, session.admin)) return {};
-  return std::unexpected(naming_pending(refuse_descriptors(ledger, *shortage), pending));
+  if (drop_cached(regions, those, pending) && !regions.accounts.descriptor_shortage(payer, wanted, session.admin))
+    return {};
+  return std::unexpected(naming_pending(refuse_descriptors(regions.host, *shortage), pending));
 }
 
 namespace {
@@ -149,30 +154,30 @@ Error nothing_recycled(const Group& group, std::uint64_t bytes) {
                                       format_size(bytes) + ", and fresh memory was not asked for");
 }
 
-bool seals_seal(const Ledger& ledger, const shmbw_create& wish) {
-  return ledger.private_mode() && (wish.flags & SHMBW_CREATE_MANY_WRITERS) != 0;
+bool seals_seal(const Host& host, const shmbw_create& wish) {
+  return host.private_mode() && (wish.flags & SHMBW_CREATE_MANY_WRITERS) != 0;
 }
 
 // A region of the group's own past: only for members of the group, and with all seals that it had at birth. It gets no
 // more of them: an earlier user may still hold the lock of the file, and a seal would wait for that.
-Region* recycled(const Ledger& ledger, const Session& session, Group& group, const shmbw_create& wish) {
+Region* recycled(const Host& host, const Session& session, Group& group, const shmbw_create& wish) {
   if ((wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0 || session.group != &group || session.uid != group.uid ||
-      seals_seal(ledger, wish))
+      seals_seal(host, wish))
     return nullptr;
   return group.shelf.take(rounded_bytes(wish.length));
 }
 
-Result<Region*> fresh(Ledger& ledger, Session& session, Group& group, const shmbw_create& wish, std::string_view name,
+Result<Region*> fresh(Regions& regions, Session& session, Group& group, const shmbw_create& wish, std::string_view name,
                       std::uint32_t generation) {
   std::uint64_t bytes = rounded_bytes(wish.length);
-  SHMB_TRY_VOID(room_for_descriptors(ledger, session, group.uid, 1));
-  SHMB_TRY(region_charge, charge_group(ledger, session, group, Resource::regions, 1));
-  SHMB_TRY(bytes_charge, charge_group(ledger, session, group, Resource::bytes, bytes));
-  std::uint64_t id = ++ledger.last_region;
+  SHMB_TRY_VOID(room_for_descriptors(regions, session, group.uid, 1));
+  SHMB_TRY(region_charge, charge_group(regions, session, group, Resource::regions, 1));
+  SHMB_TRY(bytes_charge, charge_group(regions, session, group, Resource::bytes, bytes));
+  std::uint64_t id = ++regions.last_id;
   names::MemfdName label;
-  names::write_memfd_name(label, {ledger.facts.epoch, id, generation, group.uid, group.name, name, group.id});
-  SHMB_TRY(fd, make_memory({label.data(), bytes, ledger.facts.exec_seal, seals_seal(ledger, wish)}));
-  Region& region = ledger.regions.try_emplace(id).first->second;
+  names::write_memfd_name(label, {regions.host.facts.epoch, id, generation, group.uid, group.name, name, group.id});
+  SHMB_TRY(fd, make_memory({label.data(), bytes, regions.host.facts.exec_seal, seals_seal(regions.host, wish)}));
+  Region& region = regions.all.try_emplace(id).first->second;
   region.id = id;
   region.bytes = bytes;
   region.fd = std::move(fd);
@@ -180,18 +185,18 @@ Result<Region*> fresh(Ledger& ledger, Session& session, Group& group, const shmb
   region.region_charge = std::move(region_charge);
   region.group = &group;
   group.regions.push_back(region);
-  ++ledger.open_descriptors;
+  ++regions.accounts.open_descriptors;
   return &region;
 }
 
-void undo(Ledger& ledger, Group& group, Region& region, bool dirty) {
+void undo(Regions& regions, Group& group, Region& region, bool dirty) {
   if (dirty && group.shelf.put(region)) return;
-  free_region(ledger, region, !dirty);  // a fresh region has no page yet
+  free_region(regions, region, !dirty);  // a fresh region has no page yet
 }
 
 }  // namespace
 
-Result<Charge> may_take_name(Ledger& ledger, Session& session, Group& group, Region* old, std::string_view name,
+Result<Charge> may_take_name(Groups& groups, Session& session, Group& group, Region* old, std::string_view name,
                              bool replace) {
   if (old && !replace)
     return error(Status::exists, "the name '" + std::string(name) + "' is taken in group " + group.text() +
@@ -201,45 +206,46 @@ Result<Charge> may_take_name(Ledger& ledger, Session& session, Group& group, Reg
       return error(Status::denied, "replacing '" + std::string(name) + "' needs the right release on it");
   if (name.empty() || old) return Charge{};
   auto charge = group.account.charge(Resource::names, 1);
-  if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
+  if (!charge) return std::unexpected(refuse_limit(groups, session, charge.error()));
   return std::move(*charge);
 }
 
-void give_name(Ledger& ledger, Region& region, std::string_view name, Charge charge) {
+void give_name(Regions& regions, Region& region, std::string_view name, Charge charge) {
   Group& group = *region.group;
-  if (Region* const old = group.names.replace(name, region)) release_region(ledger, *old);
+  if (Region* const old = group.names.replace(name, region)) release_region(regions, *old);
   else group.names.add(name, region, std::move(charge));
-  tell_name(ledger, group, region);
+  tell_name(regions.watches, group, region);
 }
 
-Result<Charge> may_keep_promise(Ledger& ledger, Session& session, Region& region) {
+Result<Charge> may_keep_promise(Groups& groups, Session& session, Region& region) {
   const Promised& promised = *region.promised;
   Group& group = *region.group;
   if (group.closed) return error(Status::group_ended, "group " + group.text() + " has ended: it gives no names");
-  return may_take_name(ledger, session, group, group.names.find(promised.name), promised.name, promised.replace);
+  return may_take_name(groups, session, group, group.names.find(promised.name), promised.name, promised.replace);
 }
 
-void keep_promise(Ledger& ledger, Region& region, Charge charge) {
+void keep_promise(Regions& regions, Region& region, Charge charge) {
   const std::unique_ptr<Promised> promised = std::move(region.promised);
   region.keep = promised->keep;
-  give_name(ledger, region, promised->name, std::move(charge));
+  give_name(regions, region, promised->name, std::move(charge));
 }
 
-Result<Created> create_region(Ledger& ledger, Session& session, const shmbw_create& wish, std::string_view name) {
-  SHMB_TRY_VOID(check_words(ledger, wish, name));
-  SHMB_TRY(found, group_for_create(ledger, session, wish.group));
+Result<Created> create_region(Regions& regions, Session& session, const shmbw_create& wish, std::string_view name) {
+  SHMB_TRY_VOID(check_words(regions.host, wish, name));
+  SHMB_TRY(found, group_for_create(regions, session, wish.group));
   Group& group = *found;
   Region* old = name.empty() ? nullptr : group.names.find(name);
-  SHMB_TRY(name_charge, may_take_name(ledger, session, group, old, name, (wish.flags & SHMBW_CREATE_REPLACE) != 0));
+  SHMB_TRY(name_charge,
+           may_take_name(regions.groups, session, group, old, name, (wish.flags & SHMBW_CREATE_REPLACE) != 0));
   const bool at_publish = (wish.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0;
 
   std::uint32_t generation = old ? old->generation + 1 : 1;
-  Region* region = recycled(ledger, session, group, wish);
+  Region* region = recycled(regions.host, session, group, wish);
   bool dirty = region != nullptr;
   if (!region && (wish.flags & SHMBW_CREATE_RECYCLED_ONLY) != 0)
     return std::unexpected(nothing_recycled(group, rounded_bytes(wish.length)));
   if (!region) {
-    SHMB_TRY(made, fresh(ledger, session, group, wish, name, generation));
+    SHMB_TRY(made, fresh(regions, session, group, wish, name, generation));
     region = made;
   }
   region->length = wish.length;
@@ -249,22 +255,22 @@ Result<Created> create_region(Ledger& ledger, Session& session, const shmbw_crea
   if (at_publish)
     region->promised = std::make_unique<Promised>(std::string(name), std::exchange(region->keep, 0),
                                                   (wish.flags & SHMBW_CREATE_REPLACE) != 0);
-  region->created = ledger.now();
+  region->created = regions.host.now();
   region->creator_pid = session.pid;
   region->state = SHMBW_REGION_STATE_CREATED;
   region->dirty_birth = dirty;
-  region->seal_sealed = seals_seal(ledger, wish);
+  region->seal_sealed = seals_seal(regions.host, wish);
   region->many_writers = region->seal_sealed;  // in system mode the mode bits bind readers in any case
   region->no_recycle = (wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0;
   region->heap = (wish.flags & SHMBW_CREATE_HEAP) != 0;
-  ++ledger.region_count;
+  ++regions.count;
   std::uint32_t rights = wish.rights ? wish.rights : std::uint32_t{SHMBW_RIGHT_KNOWN};
-  auto lease = book_lease(ledger, session, *region, rights, 1, Reach::lent);
+  auto lease = book_lease(regions, session, *region, rights, 1, Reach::lent);
   if (!lease) {
-    undo(ledger, group, *region, dirty);
+    undo(regions, group, *region, dirty);
     return std::unexpected(lease.error());
   }
-  if (!name.empty() && !at_publish) give_name(ledger, *region, name, std::move(name_charge));
+  if (!name.empty() && !at_publish) give_name(regions, *region, name, std::move(name_charge));
   sponsor_group(session, group);
   return Created{region, *lease, dirty};
 }

@@ -11,7 +11,9 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Host;
+struct Groups;
+struct Regions;
 class Session;
 struct Group;
 struct Region;
@@ -21,30 +23,30 @@ struct Created {
   const Lease* lease = nullptr;
   bool dirty = false;  // recycled: the client zeroes it unless it said uninitialised
 };
-Result<Created> create_region(Ledger& ledger, Session& session, const shmbw_create& wish, std::string_view name);
+Result<Created> create_region(Regions& regions, Session& session, const shmbw_create& wish, std::string_view name);
 
 // Checks whether the region may take its promised name and keep, and returns the charge for a new name. They take
 // effect at publish. The previous holder of the name then loses it.
-Result<Charge> may_keep_promise(Ledger& ledger, Session& session, Region& region);
-void keep_promise(Ledger& ledger, Region& region, Charge charge);
+Result<Charge> may_keep_promise(Groups& groups, Session& session, Region& region);
+void keep_promise(Regions& regions, Region& region, Charge charge);
 
 // Checks whether a create may take the name that the region `old` has now (null: no region has it). Returns the charge
 // for the name, or an empty one where the name is taken over.
-Result<Charge> may_take_name(Ledger& ledger, Session& session, Group& group, Region* old, std::string_view name,
+Result<Charge> may_take_name(Groups& groups, Session& session, Group& group, Region* old, std::string_view name,
                              bool replace);
-void give_name(Ledger& ledger, Region& region, std::string_view name, Charge charge);
+void give_name(Regions& regions, Region& region, std::string_view name, Charge charge);
 
-Result<Group*> group_for_create(Ledger& ledger, Session& session, std::uint64_t id);
-Result<Charge> charge_group(Ledger& ledger, const Session& session, Group& group, Resource resource,
+Result<Group*> group_for_create(Regions& regions, Session& session, std::uint64_t id);
+Result<Charge> charge_group(Regions& regions, const Session& session, Group& group, Resource resource,
                             std::uint64_t amount);
 // Checks for room in the descriptor table, and in the share of the user who pays.
-Result<void> room_for_descriptors(Ledger& ledger, const Session& session, std::uint32_t payer, std::uint64_t wanted);
+Result<void> room_for_descriptors(Regions& regions, const Session& session, std::uint32_t payer, std::uint64_t wanted);
 
 // Frees `wanted` bytes of recycled memory: of the session's group first, then of other groups of its user. Returns how
 // many bytes were freed.
-std::uint64_t empty_shelves(Ledger& ledger, const Session& session, std::uint64_t wanted);
+std::uint64_t empty_shelves(Regions& regions, const Session& session, std::uint64_t wanted);
 
 // Checks a keep that a region or a group may have: 0, up to limits.keep_max, or -1 (until released).
-Result<void> check_keep(const Ledger& ledger, std::int64_t keep);
+Result<void> check_keep(const Host& host, std::int64_t keep);
 
 }  // namespace shmb::daemon

@@ -8,8 +8,13 @@
 
 #include "base/compat.hpp"
 #include "base/sys_memory.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/accounts.hpp"
+#include "daemon/ledger/group.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/reply.hpp"
+#include "daemon/ledger/watches.hpp"
 
 namespace shmb::daemon {
 
@@ -19,12 +24,12 @@ std::uint32_t authority(Session& session, const Region& region) {
   return lease ? lease->rights : 0;
 }
 
-bool closes_writing(const Ledger& ledger, const Session& session, const Region& region, std::uint32_t rights) {
-  return (rights & SHMBW_RIGHT_MAP_WRITE) == 0 && !ledger.mode_bits_bind(session) && !region.many_writers &&
+bool closes_writing(const Host& host, const Session& session, const Region& region, std::uint32_t rights) {
+  return (rights & SHMBW_RIGHT_MAP_WRITE) == 0 && !host.mode_bits_bind(session.uid) && !region.many_writers &&
          !region.sealed();
 }
 
-Result<void> admit_rights(const Ledger& ledger, const Session& session, const Region& region, std::uint32_t rights) {
+Result<void> admit_rights(const Host& host, const Session& session, const Region& region, std::uint32_t rights) {
   if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) {
     if (region.state == SHMBW_REGION_STATE_PUBLISHED)
       return error(Status::write_closed, "the region is published: nobody can write to it any more");
@@ -33,7 +38,7 @@ Result<void> admit_rights(const Ledger& ledger, const Session& session, const Re
                    "a reader has closed writing to the region for ever; create its successor with replace");
     return {};
   }
-  if (closes_writing(ledger, session, region, rights) && region.unmapped_writers != 0)
+  if (closes_writing(host, session, region, rights) && region.unmapped_writers != 0)
     return error(Status::not_ready,
                  "a writer has not reported yet that it has mapped the region; wait for the ready event");
   return {};
@@ -56,15 +61,16 @@ Result<Fd> reopen_read_only(int fd, std::string_view what) {
   return std::unexpected(std::move(failed));
 }
 
-Result<int> lend_descriptor(Ledger& ledger, Region& region, std::uint32_t rights) {
+Result<int> lend_descriptor(const Accounts& accounts, Reply& reply, Region& region, std::uint32_t rights) {
   if ((rights & SHMBW_RIGHT_MAP_WRITE) != 0) return region.fd.get();
   // The descriptor is closed once the reply has been sent, so it may use the reserve.
-  const std::uint64_t used = ledger.descriptors() + ledger.reply_owned.size(), limit = ledger.facts.descriptors_limit;
+  const std::uint64_t used = accounts.descriptors() + reply.owned.size(), limit = accounts.host.facts.descriptors_limit;
   if (used >= limit)
-    return std::unexpected(refuse_descriptors(ledger, {SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_HOST, 0, limit, used, 1}));
+    return std::unexpected(
+        refuse_descriptors(accounts.host, {SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_HOST, 0, limit, used, 1}));
   SHMB_TRY(reader, reopen_read_only(region.fd.get(), "the region"));
-  ledger.reply_owned.push_back(std::move(reader));
-  return ledger.reply_owned.back().get();
+  reply.owned.push_back(std::move(reader));
+  return reply.owned.back().get();
 }
 
 Result<void> may_be_published(const Region& region, const Lease& own) {
@@ -92,16 +98,16 @@ Error closing_refused(int code) {
   return system_failure(Errno{code}, "closing writing (F_SEAL_FUTURE_WRITE)").error();
 }
 
-void sealed(Ledger& ledger, Region& region, int seals) {
+void sealed(Regions& regions, Region& region, int seals) {
   if (seals == kClosingSeals) {
     if (!region.sealed()) region.state = SHMBW_REGION_STATE_WRITE_CLOSED;
     return;
   }
   region.state = SHMBW_REGION_STATE_PUBLISHED;
   region.leases.each([&](Lease& lease) {
-    set_lease(ledger, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, lease.reach);
+    set_lease(regions, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, lease.reach);
   });
-  tell_region(ledger, region, SHMBW_WATCH_EVENT_PUBLISHED);
+  tell_region(regions.watches, region, SHMBW_WATCH_EVENT_PUBLISHED);
 }
 
 }  // namespace shmb::daemon

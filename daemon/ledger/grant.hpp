@@ -20,8 +20,11 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Host;
+struct Regions;
 class Session;
+struct Accounts;
+struct Reply;
 struct Region;
 struct Lease;
 
@@ -33,16 +36,16 @@ inline constexpr int kClosingSeals = F_SEAL_FUTURE_WRITE, kPublishingSeals = F_S
 std::uint32_t authority(Session& session, const Region& region);
 
 // Checks whether a lease with `rights` may be granted now. Changes nothing.
-Result<void> admit_rights(const Ledger& ledger, const Session& session, const Region& region, std::uint32_t rights);
+Result<void> admit_rights(const Host& host, const Session& session, const Region& region, std::uint32_t rights);
 
 // Whether a grant of `rights` closes writing to the region for ever.
-bool closes_writing(const Ledger& ledger, const Session& session, const Region& region, std::uint32_t rights);
+bool closes_writing(const Host& host, const Session& session, const Region& region, std::uint32_t rights);
 
 // Opens a descriptor of its own. `what` names the thing in the sentence of a failure.
 Result<Fd> reopen_read_only(int fd, std::string_view what);
 
-// The descriptor for a lease with `rights`. It is valid until the reply is sent (Ledger::reply_owned).
-Result<int> lend_descriptor(Ledger& ledger, Region& region, std::uint32_t rights);
+// The descriptor for a lease with `rights`. It is valid until the reply is sent (Reply::owned).
+Result<int> lend_descriptor(const Accounts& accounts, Reply& reply, Region& region, std::uint32_t rights);
 
 // The steps of a publication: whether the region may be published, the errors of the kernel against the seals, and the
 // work after the seals. A publication makes every lease read-only. `own` is the lease of the session that asks. Other
@@ -50,6 +53,6 @@ Result<int> lend_descriptor(Ledger& ledger, Region& region, std::uint32_t rights
 Result<void> may_be_published(const Region& region, const Lease& own);
 Error publication_refused(int code);
 Error closing_refused(int code);
-void sealed(Ledger& ledger, Region& region, int seals);
+void sealed(Regions& regions, Region& region, int seals);
 
 }  // namespace shmb::daemon

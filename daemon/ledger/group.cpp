@@ -4,19 +4,23 @@
 
 #include <algorithm>
 
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/accounts.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/watches.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {
 
-Group::Group(Ledger& owner, std::uint64_t number, std::uint32_t owner_uid, std::string_view text, Account& uid_account)
-    : ledger(owner),
+Group::Group(Groups& owner, std::uint64_t number, std::uint32_t owner_uid, std::string_view text, Account& uid_account)
+    : groups(owner),
       id(number),
       uid(owner_uid),
       name(text),
-      account(SHMBW_SCOPE_GROUP, number, &uid_account, &owner.own_bug),
-      names(&owner.pool),
+      account(SHMBW_SCOPE_GROUP, number, &uid_account, &owner.host.own_bug),
+      names(&owner.host.nodes),
       shelf(owner, *this) {}
 
 std::uint32_t Group::heirs() const {
@@ -26,7 +30,7 @@ std::uint32_t Group::heirs() const {
 }
 
 std::uint64_t Group::configured(Resource resource) const {
-  const Limits& limits = ledger.config.limits;
+  const Limits& limits = groups.host.config.limits;
   const auto at = limits.group.find(name);
   const LimitOverride own = name.empty() || at == limits.group.end() ? LimitOverride{} : at->second;
   const auto of = [](std::optional<std::uint64_t> override, std::uint64_t normal) {
@@ -49,20 +53,20 @@ std::uint64_t Group::configured(Resource resource) const {
   }
 }
 
-Result<Group*> make_group(Ledger& ledger, Session& founder, const GroupRequest& wish) {
+Result<Group*> make_group(Groups& groups, Session& founder, const GroupRequest& wish) {
   auto secret = Secret::draw();
   if (!secret) return system_failure(secret.error(), "drawing a group token");
-  Uid& uid = ledger.hold_uid(founder.uid);
+  Uid& uid = groups.accounts.hold_uid(founder.uid);
   auto charge = uid.account.charge(Resource::groups, 1);
   if (!charge) {
-    ledger.drop_uid(founder.uid);
-    return std::unexpected(refuse_limit(ledger, founder, charge.error()));
+    groups.accounts.drop_uid(founder.uid);
+    return std::unexpected(refuse_limit(groups, founder, charge.error()));
   }
-  std::uint64_t id = ++ledger.last_group;
-  Group& group = ledger.groups.try_emplace(id, ledger, id, founder.uid, wish.name, uid.account).first->second;
+  std::uint64_t id = ++groups.last_id;
+  Group& group = groups.all.try_emplace(id, groups, id, founder.uid, wish.name, uid.account).first->second;
   group.token = *secret;
   group.charge = std::move(*charge);
-  group.created = ledger.now();
+  group.created = groups.host.now();
   group.keep = wish.keep;
   group.supervised = wish.supervised;
   const auto limit = [&](Resource resource, std::uint64_t wished) {
@@ -72,28 +76,28 @@ Result<Group*> make_group(Ledger& ledger, Session& founder, const GroupRequest& 
   limit(Resource::bytes, wish.limit_bytes);
   limit(Resource::regions, wish.limit_regions);
   for (const Resource resource : {Resource::names, Resource::gpu_bytes, Resource::gpu_descriptors}) limit(resource, 0);
-  ledger.group_tokens.try_emplace(group.token, &group);
-  if (!group.name.empty()) ledger.group_names.try_emplace(std::pair(group.uid, group.name), &group);
+  groups.by_token.try_emplace(group.token, &group);
+  if (!group.name.empty()) groups.by_name.try_emplace(std::pair(group.uid, group.name), &group);
   return &group;
 }
 
-Group* find_group(Ledger& ledger, std::uint64_t id) {
-  auto at = ledger.groups.find(id);
-  return at == ledger.groups.end() ? nullptr : &at->second;
+Group* find_group(Groups& groups, std::uint64_t id) {
+  auto at = groups.all.find(id);
+  return at == groups.all.end() ? nullptr : &at->second;
 }
 
-Group* find_group(Ledger& ledger, std::uint32_t owner_uid, std::string_view name_or_id) {
+Group* find_group(Groups& groups, std::uint32_t owner_uid, std::string_view name_or_id) {
   if (auto id = names::group_id(name_or_id)) {
-    Group* group = find_group(ledger, *id);
+    Group* group = find_group(groups, *id);
     return group && group->uid == owner_uid ? group : nullptr;
   }
-  auto at = ledger.group_names.find(GroupNameLess::View(owner_uid, name_or_id));
-  return at == ledger.group_names.end() ? nullptr : at->second;
+  auto at = groups.by_name.find(GroupNameLess::View(owner_uid, name_or_id));
+  return at == groups.by_name.end() ? nullptr : at->second;
 }
 
-Group* find_group(Ledger& ledger, const Secret& token) {
-  auto at = ledger.group_tokens.find(token);
-  return at == ledger.group_tokens.end() ? nullptr : at->second;
+Group* find_group(Groups& groups, const Secret& token) {
+  auto at = groups.by_token.find(token);
+  return at == groups.by_token.end() ? nullptr : at->second;
 }
 
 bool may_address(const Session& session, const Group& group) {
@@ -113,17 +117,17 @@ static void revive(Group& group) {
   group.cancel();
 }
 
-Result<Group*> own_group(Ledger& ledger, Session& session) {
+Result<Group*> own_group(Groups& groups, Session& session) {
   if (session.group) return session.group;
   if (session.ended_group)
     return error(Status::group_ended, "group " + names::id_text(session.ended_group) +
                                           " that this session was in has ended; leave it or join another one");
-  auto made = make_group(ledger, session, {});
-  if (made) join_group(ledger, session, **made);
+  auto made = make_group(groups, session, {});
+  if (made) join_group(groups, session, **made);
   return made;
 }
 
-void join_group(Ledger& ledger, Session& session, Group& group) {
+void join_group(Groups& groups, Session& session, Group& group) {
   session.ended_group = 0;
   if (session.group == &group) return;
   Group* left = session.group;
@@ -132,20 +136,20 @@ void join_group(Ledger& ledger, Session& session, Group& group) {
   group.members.push_back(session);
   set_sponsor(group, nullptr);
   revive(group);
-  if (left) settle_group(ledger, *left);
+  if (left) settle_group(groups, *left);
 }
 
-void leave_group(Ledger& ledger, Session& session) {
+void leave_group(Groups& groups, Session& session) {
   session.ended_group = 0;
   Group* left = std::exchange(session.group, nullptr);
   if (!left) return;
   left->members.remove(session);
-  settle_group(ledger, *left);
+  settle_group(groups, *left);
 }
 
-void supervise_group(Ledger& ledger, Session& session, Group& group) {
+void supervise_group(Groups& groups, Session& session, Group& group) {
   if (session.supervises == &group) return;
-  stop_supervising(ledger, session);
+  stop_supervising(groups, session);
   session.supervises = &group;
   group.supervisors.push_back(session);
   set_sponsor(group, nullptr);
@@ -153,12 +157,12 @@ void supervise_group(Ledger& ledger, Session& session, Group& group) {
   group.supervised = true;
 }
 
-void stop_supervising(Ledger& ledger, Session& session) {
+void stop_supervising(Groups& groups, Session& session) {
   Group* group = std::exchange(session.supervises, nullptr);
   if (!group) return;
   group->supervisors.remove(session);
   if (group->supervisors.empty() && !group->tree_gone) group->supervisor_lost = true;
-  settle_group(ledger, *group);
+  settle_group(groups, *group);
 }
 
 void sponsor_group(Session& session, Group& group) {
@@ -167,48 +171,39 @@ void sponsor_group(Session& session, Group& group) {
   set_sponsor(group, &session);
 }
 
-void stop_sponsoring(Ledger& ledger, Group& group) {
+void stop_sponsoring(Groups& groups, Group& group) {
   set_sponsor(group, nullptr);
-  settle_group(ledger, group);
+  settle_group(groups, group);
 }
 
-void stop_sponsoring(Ledger& ledger, Session& session) {
-  while (Group* group = session.sponsored.first()) stop_sponsoring(ledger, *group);
+void stop_sponsoring(Groups& groups, Session& session) {
+  while (Group* group = session.sponsored.first()) stop_sponsoring(groups, *group);
 }
 
 namespace {
 
-void collect_group(Ledger& ledger, Group& group) {
+void collect_group(Groups& groups, Group& group) {
   if (!group.regions.empty() || !group.pools.empty() || group.in_service) return;
-  tell_group_ended(ledger, group, 0);  // for subscriptions that were made after its end
+  tell_group_ended(groups.watches, group, 0);  // for subscriptions that were made after its end
   std::uint32_t uid = group.uid;
-  ledger.group_tokens.erase(group.token);
-  ledger.groups.erase(group.id);
-  ledger.drop_uid(uid);
+  groups.by_token.erase(group.token);
+  groups.all.erase(group.id);
+  groups.accounts.drop_uid(uid);
 }
 
 // Ended for good: its name may be used again, and its token admits no session. Foreign leases and tickets may outlive
 // it.
-void close_group(Ledger& ledger, Group& group) {
+void close_group(Groups& groups, Group& group) {
   group.closed = true;
   group.cancel();
-  if (!group.name.empty()) ledger.group_names.erase(std::pair(group.uid, group.name));
-  collect_group(ledger, group);
+  if (!group.name.empty()) groups.by_name.erase(std::pair(group.uid, group.name));
+  collect_group(groups, group);
 }
 
 // Removes the names of regions and pools whose keep is over at `now`. Returns when the next keep ends, kNever for none.
-std::int64_t end_keeps(Ledger& ledger, Group& group, std::int64_t now, bool all) {
-  std::int64_t next = kNever;
+std::int64_t end_keeps(Groups& groups, Group& group, std::int64_t now, bool all) {
   group.in_service = true;
-  // An unnamed pool ends with its group at once. A named pool has a keep, like a named region.
-  group.pools.each([&](Pool& pool) {
-    if (!all && !pool.name.empty() && pool.keep < 0) return;
-    if (!all && !pool.name.empty() && group.ended_at + pool.keep > now) {
-      next = std::min(next, group.ended_at + pool.keep);
-      return;
-    }
-    if (!pool.name.empty() || pool.broken() == pool::Broken::no) close_pool(ledger, pool);
-  });
+  std::int64_t next = groups.end_pools(group, now, all);
   group.regions.each([&](Region& region) {
     if (!region.name) return;
     if (!all && region.keep < 0) return;
@@ -217,30 +212,30 @@ std::int64_t end_keeps(Ledger& ledger, Group& group, std::int64_t now, bool all)
       return;
     }
     group.names.remove(region);
-    release_region(ledger, region);
+    release_region(groups.regions, region);
   });
   group.in_service = false;
   return next;
 }
 
-void keep_on(Ledger& ledger, Group& group, std::int64_t now, bool release_kept) {
-  std::int64_t next = end_keeps(ledger, group, now, release_kept);
-  if (group.nothing_kept()) close_group(ledger, group);
-  else if (next != kNever) ledger.timers.set(group, next);
+void keep_on(Groups& groups, Group& group, std::int64_t now, bool release_kept) {
+  std::int64_t next = end_keeps(groups, group, now, release_kept);
+  if (group.nothing_kept()) close_group(groups, group);
+  else if (next != kNever) groups.host.timers.set(group, next);
   else group.cancel();
 }
 
 }  // namespace
 
-void Group::on_timer(std::int64_t now) { keep_on(ledger, *this, now, false); }
+void Group::on_timer(std::int64_t now) { keep_on(groups, *this, now, false); }
 
-void end_group(Ledger& ledger, Group& group, bool release_kept) {
+void end_group(Groups& groups, Group& group, bool release_kept) {
   if (group.closed) return;
-  if (group.ended_at != 0) return keep_on(ledger, group, ledger.now(), release_kept);
+  if (group.ended_at != 0) return keep_on(groups, group, groups.host.now(), release_kept);
   Tally own;
-  Tally* outer = std::exchange(ledger.tally, &own);
+  Tally* outer = std::exchange(groups.regions.tally, &own);
   group.in_service = true;
-  group.ended_at = ledger.now();
+  group.ended_at = groups.host.now();
   set_sponsor(group, nullptr);
   group.members.each([&](Session& session) {
     group.members.remove(session);
@@ -251,28 +246,28 @@ void end_group(Ledger& ledger, Group& group, bool release_kept) {
     group.supervisors.remove(session);
     session.supervises = nullptr;
   });
-  group.worlds.each([&](World& world) { end_world(ledger, world); });
+  groups.end_worlds(group);
   group.shelf.drop_all();
-  end_keeps(ledger, group, group.ended_at, release_kept);
-  tell_group_ended(ledger, group, own.bytes);
-  ledger.tally = outer;
+  end_keeps(groups, group, group.ended_at, release_kept);
+  tell_group_ended(groups.watches, group, own.bytes);
+  groups.regions.tally = outer;
   if (outer) {
     outer->regions += own.regions;
     outer->bytes += own.bytes;
   }
-  keep_on(ledger, group, group.ended_at, release_kept);
+  keep_on(groups, group, group.ended_at, release_kept);
 }
 
-void settle_group(Ledger& ledger, Group& group) {
+void settle_group(Groups& groups, Group& group) {
   if (group.in_service) return;
-  if (group.closed) return collect_group(ledger, group);
+  if (group.closed) return collect_group(groups, group);
   if (group.ended_at != 0) {
-    if (group.nothing_kept()) close_group(ledger, group);
+    if (group.nothing_kept()) close_group(groups, group);
     return;
   }
   bool held = !group.members.empty() || group.sponsor || !group.worlds.empty() ||
               (!group.supervisors.empty() && !group.tree_gone);
-  if (!held) end_group(ledger, group, false);
+  if (!held) end_group(groups, group, false);
 }
 
 }  // namespace shmb::daemon

@@ -19,12 +19,12 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Groups;
 struct Pool;
 struct World;
 
 struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next keep
-  Group(Ledger& ledger, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
+  Group(Groups& groups, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
   void on_timer(std::int64_t now) override;
   std::string text() const { return name.empty() ? names::id_text(id) : name; }
   bool kept() const { return ended_at != 0 && !closed; }
@@ -34,7 +34,7 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
     return kept() && region.name && region.keep >= 0 ? ended_at + region.keep : 0;
   }
 
-  Ledger& ledger;
+  Groups& groups;
   std::uint64_t id;
   std::uint32_t uid;
   std::string name;  // empty: unnamed
@@ -69,24 +69,24 @@ struct GroupRequest {
   std::uint64_t limit_bytes = 0, limit_regions = 0;
   bool supervised = false;
 };
-Result<Group*> make_group(Ledger& ledger, Session& founder, const GroupRequest& wish);
-Group* find_group(Ledger& ledger, std::uint64_t id);
-Group* find_group(Ledger& ledger, std::uint32_t owner_uid, std::string_view name_or_id);
-Group* find_group(Ledger& ledger, const Secret& token);
+Result<Group*> make_group(Groups& groups, Session& founder, const GroupRequest& wish);
+Group* find_group(Groups& groups, std::uint64_t id);
+Group* find_group(Groups& groups, std::uint32_t owner_uid, std::string_view name_or_id);
+Group* find_group(Groups& groups, const Secret& token);
 // True for the same uid, a member or a supervisor. For all others the group does not exist.
 bool may_address(const Session& session, const Group& group);
 
 // The session's own group. It is made now if the session has none.
-Result<Group*> own_group(Ledger& ledger, Session& session);
-void join_group(Ledger& ledger, Session& session, Group& group);
-void leave_group(Ledger& ledger, Session& session);
-void supervise_group(Ledger& ledger, Session& session, Group& group);
-void stop_supervising(Ledger& ledger, Session& session);
+Result<Group*> own_group(Groups& groups, Session& session);
+void join_group(Groups& groups, Session& session, Group& group);
+void leave_group(Groups& groups, Session& session);
+void supervise_group(Groups& groups, Session& session, Group& group);
+void stop_supervising(Groups& groups, Session& session);
 void sponsor_group(Session& session, Group& group);  // revives a kept group
-void stop_sponsoring(Ledger& ledger, Session& session);
-void stop_sponsoring(Ledger& ledger, Group& group);
-void end_group(Ledger& ledger, Group& group, bool release_kept);
+void stop_sponsoring(Groups& groups, Session& session);
+void stop_sponsoring(Groups& groups, Group& group);
+void end_group(Groups& groups, Group& group, bool release_kept);
 // Ends, closes or destroys the group if nothing holds it any more. The group may be gone afterwards.
-void settle_group(Ledger& ledger, Group& group);
+void settle_group(Groups& groups, Group& group);
 
 }  // namespace shmb::daemon

@@ -6,8 +6,11 @@
 #include <utility>
 
 #include "base/result.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/watches.hpp"
 
 namespace shmb::daemon {
 
@@ -18,9 +21,9 @@ static void count_in(const Lease& lease, int sign) {
 }
 
 // Ends the wait of read-only requests, and of publishers.
-static void tell_settled(Ledger& ledger, Region& region, std::uint32_t unmapped, std::uint32_t lent) {
+static void tell_settled(Regions& regions, Region& region, std::uint32_t unmapped, std::uint32_t lent) {
   if ((unmapped != 0 && region.unmapped_writers == 0) || (lent != 0 && region.lent_writers == 0))
-    tell_region(ledger, region, SHMBW_WATCH_EVENT_READY);
+    tell_region(regions.watches, region, SHMBW_WATCH_EVENT_READY);
 }
 
 Lease* find_lease(Session& session, const Region& region) {
@@ -33,12 +36,12 @@ static void ask_for(Lease& lease) {
 }
 
 // Asks all sessions of one user: kept mappings count where a lease of another of its sessions is refused.
-static void ask_for_kept_of(Ledger& ledger, std::uint32_t uid) {
-  for (Lease* lease : ledger.kept_leases)
+static void ask_for_kept_of(Regions& regions, std::uint32_t uid) {
+  for (Lease* lease : regions.kept_leases)
     if (lease->session->uid == uid) ask_for(*lease);
 }
 
-Result<Charge> charge_lease(Ledger& ledger, Session& session, const Region& region, std::uint32_t count) {
+Result<Charge> charge_lease(Regions& regions, Session& session, const Region& region, std::uint32_t count) {
   if (const Lease* held = find_lease(session, region)) {
     if (held->count > UINT32_MAX - count)
       return error(Status::invalid, "more references than a lease can count: release some");
@@ -46,26 +49,26 @@ Result<Charge> charge_lease(Ledger& ledger, Session& session, const Region& regi
   }
   auto charge = session.account.charge(Resource::leases, 1);
   if (!charge) {
-    ask_for_kept_of(ledger, session.uid);
-    return std::unexpected(refuse_limit(ledger, session, charge.error()));
+    ask_for_kept_of(regions, session.uid);
+    return std::unexpected(refuse_limit(regions.groups, session, charge.error()));
   }
   return std::move(*charge);
 }
 
-Lease& book_charged(Ledger& ledger, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
+Lease& book_charged(Regions& regions, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
                     Reach reach, Charge charge) {
   if ((rights & SHMBW_RIGHT_MAP_WRITE) == 0) reach = Reach::mapped;  // its descriptor cannot be mapped for writing
   if (Lease* held = find_lease(session, region)) {
     held->count += count;
     // Earlier mappings say nothing about a new descriptor, and an old descriptor may still be mapped.
-    set_lease(ledger, *held, held->rights | rights, held->writes() ? std::min(held->reach, reach) : reach);
+    set_lease(regions, *held, held->rights | rights, held->writes() ? std::min(held->reach, reach) : reach);
     return *held;
   }
   Lease& lease = session.leases.try_emplace(region.id).first->second;
   lease.region = &region;
   lease.session = &session;
-  lease.since = ledger.now();
-  lease.serial = ++ledger.last_serial;
+  lease.since = regions.host.now();
+  lease.serial = ++regions.host.last_serial;
   lease.rights = rights;
   lease.count = count;
   lease.reach = reach;
@@ -73,54 +76,54 @@ Lease& book_charged(Ledger& ledger, Session& session, Region& region, std::uint3
   region.leases.push_back(lease);
   count_in(lease, 1);
   if (session.uid != region.group->uid || session.group != region.group) region.was_outside = true;
-  ++ledger.lease_count;
+  ++regions.leases;
   return lease;
 }
 
-Result<Lease*> book_lease(Ledger& ledger, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
+Result<Lease*> book_lease(Regions& regions, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
                           Reach reach) {
-  SHMB_TRY(charge, charge_lease(ledger, session, region, count));
-  return &book_charged(ledger, session, region, rights, count, reach, std::move(charge));
+  SHMB_TRY(charge, charge_lease(regions, session, region, count));
+  return &book_charged(regions, session, region, rights, count, reach, std::move(charge));
 }
 
-void set_lease(Ledger& ledger, Lease& lease, std::uint32_t rights, Reach reach) {
+void set_lease(Regions& regions, Lease& lease, std::uint32_t rights, Reach reach) {
   Region& region = *lease.region;
   const std::uint32_t unmapped = region.unmapped_writers, lent = region.lent_writers;
   count_in(lease, -1);
   lease.rights = rights;
   lease.reach = reach;
   count_in(lease, 1);
-  tell_settled(ledger, region, unmapped, lent);
+  tell_settled(regions, region, unmapped, lent);
 }
 
-void keep_lease(Ledger& ledger, Lease& lease) {
-  ledger.kept_leases.insert(&lease);
+void keep_lease(Regions& regions, Lease& lease) {
+  regions.kept_leases.insert(&lease);
   lease.kept = true;
   lease.asked = false;
-  release_region(ledger, *lease.region);  // perhaps no other session needs it by now
+  release_region(regions, *lease.region);  // perhaps no other session needs it by now
 }
 
-void use_lease(Ledger& ledger, Lease& lease) {
-  if (std::exchange(lease.kept, false)) ledger.kept_leases.erase(&lease);
+void use_lease(Regions& regions, Lease& lease) {
+  if (std::exchange(lease.kept, false)) regions.kept_leases.erase(&lease);
 }
 
 void ask_for_kept(Region& region) { region.leases.each(ask_for); }
 
-void drop_lease(Ledger& ledger, Lease& lease, bool recycle) {
+void drop_lease(Regions& regions, Lease& lease, bool recycle) {
   Region& region = *lease.region;
-  if (region.gpu) gpu_lease_over(ledger, lease);
+  if (region.gpu) gpu_lease_over(regions, lease);
   const std::uint32_t unmapped = region.unmapped_writers, lent = region.lent_writers;
   count_in(lease, -1);
   region.leases.remove(lease);
-  use_lease(ledger, lease);
-  --ledger.lease_count;
-  if (ledger.tally) ++ledger.tally->leases;
+  use_lease(regions, lease);
+  --regions.leases;
+  if (regions.tally) ++regions.tally->leases;
   lease.session->leases.erase(region.id);
   // A session that ended without saying "unmapped" may have left a mapping or a descriptor with a process that the
   // broker does not know.
   if (!recycle) region.no_recycle = true;
-  if (release_region(ledger, region, recycle)) return;
-  tell_settled(ledger, region, unmapped, lent);  // the death of a writer that never mapped ends waits too
+  if (release_region(regions, region, recycle)) return;
+  tell_settled(regions, region, unmapped, lent);  // the death of a writer that never mapped ends waits too
 }
 
 }  // namespace shmb::daemon

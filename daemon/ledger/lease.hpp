@@ -11,7 +11,7 @@
 namespace shmb::daemon {
 
 class Session;
-class Ledger;
+struct Regions;
 struct Region;
 
 // The fate of the last descriptor for writing that the session was given. The order matters: several references have
@@ -43,22 +43,22 @@ struct Lease : Hook<Lease, OfRegion> {
 };
 
 // Adds `count` references to those that the session may hold already, with the rights of both. Fails only by a limit.
-Result<Lease*> book_lease(Ledger& ledger, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
+Result<Lease*> book_lease(Regions& regions, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
                           Reach reach);
 // The two halves of book_lease, for callers that cannot undo what lies in between: the only step that can fail, and the
 // rest.
-Result<Charge> charge_lease(Ledger& ledger, Session& session, const Region& region, std::uint32_t count);
-Lease& book_charged(Ledger& ledger, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
+Result<Charge> charge_lease(Regions& regions, Session& session, const Region& region, std::uint32_t count);
+Lease& book_charged(Regions& regions, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
                     Reach reach, Charge charge);
 Lease* find_lease(Session& session, const Region& region);
-void set_lease(Ledger& ledger, Lease& lease, std::uint32_t rights, Reach reach);
+void set_lease(Regions& regions, Lease& lease, std::uint32_t rights, Reach reach);
 // From now on one reference only keeps a mapping, or none does.
-void keep_lease(Ledger& ledger, Lease& lease);
-void use_lease(Ledger& ledger, Lease& lease);
+void keep_lease(Regions& regions, Lease& lease);
+void use_lease(Regions& regions, Lease& lease);
 // Asks the sessions that only keep their mappings of the region to release them. Each is asked once per report of a
 // keep.
 void ask_for_kept(Region& region);
 // The region may be gone afterwards. `recycle`: onto the shelf.
-void drop_lease(Ledger& ledger, Lease& lease, bool recycle = false);
+void drop_lease(Regions& regions, Lease& lease, bool recycle = false);
 
 }  // namespace shmb::daemon

@@ -15,8 +15,6 @@
 
 namespace shmb::daemon {
 
-class Ledger;
-
 struct NameEntry {
   std::string_view text;  // of the table's key
   Region* region = nullptr;

@@ -18,7 +18,9 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Accounts;
+struct Regions;
+struct Sessions;
 class Session;
 struct Region;
 
@@ -41,10 +43,10 @@ struct Tally {
 
 // Waits for the exit status, which the pidfd gives up to 100 ms and more after the socket's end.
 struct ReclaimReport final : Timer {
-  explicit ReclaimReport(Ledger& owner) : ledger(owner) {}
+  explicit ReclaimReport(Sessions& owner) : sessions(owner) {}
   void on_timer(std::int64_t now) override;
 
-  Ledger& ledger;
+  Sessions& sessions;
   std::uint64_t session = 0, group = 0;
   std::uint32_t uid = 0, pid = 0;
   bool lazy = false;
@@ -54,23 +56,23 @@ struct ReclaimReport final : Timer {
 
 std::string death_text(bool lazy, const sys::ExitInfo* how);
 // `exit_known`: prints the report now. Otherwise it waits for `report_exit` or the timer.
-void report_reclaim(Ledger& ledger, const Session& session, const Tally& tally, std::uint64_t group,
+void report_reclaim(Sessions& sessions, const Session& session, const Tally& tally, std::uint64_t group,
                     const std::string& group_text);
 // Adds what was found after the session's end. It goes into the session's report if that still waits, else into a
 // report of its own.
-void add_to_reclaim(Ledger& ledger, const Session& session, const Tally& tally, std::uint64_t group,
+void add_to_reclaim(Sessions& sessions, const Session& session, const Tally& tally, std::uint64_t group,
                     const std::string& group_text);
-void report_exit(Ledger& ledger, std::uint64_t session, const sys::ExitInfo* how);
-void report_lives(Ledger& ledger, std::uint64_t session);  // the process did not end: it only closed its connection
+void report_exit(Sessions& sessions, std::uint64_t session, const sys::ExitInfo* how);
+void report_lives(Sessions& sessions, std::uint64_t session);  // the process did not end: it only closed its connection
 
 // Closes descriptors that a client of this user made, on the user's thread. False: so many wait that no more of them
 // should be taken.
-bool close_elsewhere(Ledger& ledger, std::uint32_t uid, std::vector<Fd> fds);
-bool close_elsewhere(Ledger& ledger, std::uint32_t uid, Fd fd);
+bool close_elsewhere(Accounts& accounts, std::uint32_t uid, std::vector<Fd> fds);
+bool close_elsewhere(Accounts& accounts, std::uint32_t uid, Fd fd);
 // Frees a region that nothing holds.
-void free_region(Ledger& ledger, Region& region, bool at_once = false);
+void free_region(Regions& regions, Region& region, bool at_once = false);
 // Frees (or, with `recycle`, shelves) the region if nothing holds it any more. True: it is gone.
-bool release_region(Ledger& ledger, Region& region, bool recycle = false);
-void closed_regions(Ledger& ledger);  // called after the helper thread has signalled
+bool release_region(Regions& regions, Region& region, bool recycle = false);
+void closed_regions(Regions& regions);  // called after the helper thread has signalled
 
 }  // namespace shmb::daemon

@@ -6,19 +6,22 @@
 #include <array>
 
 #include "base/text.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/accounts.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
+#include "daemon/ledger/sessions.hpp"
 #include "daemon/ledger/views.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::daemon {
 namespace {
 
-std::string whose(Ledger& ledger, const Session& session, const Shortage& shortage) {
+std::string whose(Groups& groups, const Session& session, const Shortage& shortage) {
   switch (shortage.scope) {
     case SHMBW_SCOPE_UID:
       return "uid " + std::to_string(shortage.scope_id);
     case SHMBW_SCOPE_GROUP: {
-      const Group* group = find_group(ledger, shortage.scope_id);
+      const Group* group = find_group(groups, shortage.scope_id);
       if (!group || !may_address(session, *group)) return "the group";
       return "group " + (group->name.empty() ? group->text() : "'" + group->name + "'");
     }
@@ -39,22 +42,20 @@ bool is_short(const Account& account, const Shortage& shortage) {
   return is_short(account, shortage, account.limit(static_cast<Resource>(shortage.slot)));
 }
 
-const Account* account_of(Ledger& ledger, const Shortage& shortage) {
+const Account* account_of(Groups& groups, const Session& session, const Shortage& shortage) {
   switch (shortage.scope) {
     case SHMBW_SCOPE_HOST:
-      return &ledger.host;
+      return &groups.accounts.all;
     case SHMBW_SCOPE_UID: {
-      const auto at = ledger.uids.find(static_cast<std::uint32_t>(shortage.scope_id));
-      return at == ledger.uids.end() ? nullptr : &at->second.account;
+      const auto at = groups.accounts.uids.find(static_cast<std::uint32_t>(shortage.scope_id));
+      return at == groups.accounts.uids.end() ? nullptr : &at->second.account;
     }
     case SHMBW_SCOPE_GROUP: {
-      const Group* group = find_group(ledger, shortage.scope_id);
+      const Group* group = find_group(groups, shortage.scope_id);
       return group ? &group->account : nullptr;
     }
-    case SHMBW_SCOPE_SESSION: {
-      const auto at = ledger.sessions.find(shortage.scope_id);
-      return at == ledger.sessions.end() ? nullptr : &at->second.account;
-    }
+    case SHMBW_SCOPE_SESSION:
+      return shortage.scope_id == session.id ? &session.account : nullptr;
     default:
       return nullptr;
   }
@@ -65,9 +66,9 @@ const Account* account_of(Ledger& ledger, const Shortage& shortage) {
 // help.
 class Keys {
  public:
-  Keys(Ledger& ledger, const Session& session, const Shortage& shortage)
-      : ledger_(ledger), session_(session), shortage_(shortage), slot_(slot_name(shortage.slot)) {
-    const Account* const met = account_of(ledger, shortage);
+  Keys(Groups& groups, const Session& session, const Shortage& shortage)
+      : groups_(groups), session_(session), shortage_(shortage), slot_(slot_name(shortage.slot)) {
+    const Account* const met = account_of(groups, session, shortage);
     for (const Account* at = met; at; at = at->parent())
       if (is_short(*at, shortage)) add(*at);
     if (keys_.empty() && !made_too_small_ && met) add(*met);  // room was made since
@@ -78,7 +79,8 @@ class Keys {
     std::string out;
     for (const std::string& key : keys_) out += (out.empty() ? "raise " : " and ") + key;
     const bool of_file = std::ranges::any_of(keys_, [](const std::string& key) { return key.starts_with("limits."); });
-    if (of_file && !ledger_.config.file.empty()) out += " in " + ledger_.config.file + ", which the next broker reads";
+    if (of_file && !groups_.host.config.file.empty())
+      out += " in " + groups_.host.config.file + ", which the next broker reads";
     if (!made_too_small_) return out;
     const bool of_bytes = shortage_.slot == SHMBW_SLOT_BYTES;
     return std::string(of_bytes ? "raise the group's limit (`shmbroker limit`)"
@@ -100,8 +102,8 @@ class Keys {
     }
   }
   void add_group(const Account& account) {
-    const Limits& limits = ledger_.config.limits;
-    const Group* group = find_group(ledger_, account.id());
+    const Limits& limits = groups_.host.config.limits;
+    const Group* group = find_group(groups_, account.id());
     const Resource resource = static_cast<Resource>(shortage_.slot);
     if (group && account.limit(resource) < group->configured(resource)) {
       made_too_small_ = true;
@@ -113,7 +115,7 @@ class Keys {
     put(named ? "limits.group." + group->name + "." + slot_ : "limits.group_" + slot_);
   }
   void add_uid(const Account& account) {
-    const Limits& limits = ledger_.config.limits;
+    const Limits& limits = groups_.host.config.limits;
     const bool own = sets_bytes(limits.uid, static_cast<std::uint32_t>(account.id()));
     const bool follows = shortage_.slot == SHMBW_SLOT_BYTES && limits.uid_follows && !own;
     if (follows && is_short(*account.parent(), shortage_)) return;
@@ -126,7 +128,7 @@ class Keys {
   }
   void put(std::string key) { keys_.push_back(std::move(key)); }
 
-  Ledger& ledger_;
+  Groups& groups_;
   const Session& session_;
   const Shortage& shortage_;
   const std::string slot_;
@@ -168,9 +170,9 @@ class Largest {
 };
 
 // The three largest holders that the client may see, and the total of all others.
-std::string find_holders(Ledger& ledger, const Session& session, const Shortage& shortage) {
+std::string find_holders(Groups& groups, const Session& session, const Shortage& shortage) {
   if (shortage.scope == SHMBW_SCOPE_GROUP) {
-    const Group* group = find_group(ledger, shortage.scope_id);
+    const Group* group = find_group(groups, shortage.scope_id);
     if (!group || !may_address(session, *group)) return {};
     Largest<Region> largest;
     const bool gpu = shortage.slot == SHMBW_SLOT_GPU_BYTES;
@@ -183,17 +185,17 @@ std::string find_holders(Ledger& ledger, const Session& session, const Shortage&
     });
   }
   Largest<Group> largest;
-  for (const auto& [id, group] : ledger.groups)
+  for (const auto& [id, group] : groups.all)
     if ((shortage.scope != SHMBW_SCOPE_UID || group.uid == shortage.scope_id) && may_address(session, group))
       largest.offer(group, group.account.used(static_cast<Resource>(shortage.slot)));
   return largest.text(shortage.used, [](const Group& group) { return "group " + group.text(); });
 }
 
 // The remedy for a full table of tickets that needs no administrator.
-std::string ticket_remedy(const Ledger& ledger, const Shortage& shortage) {
+std::string ticket_remedy(const Accounts& accounts, const Shortage& shortage) {
   if (shortage.scope == SHMBW_SCOPE_UID) {
-    const auto at = ledger.uids.find(static_cast<std::uint32_t>(shortage.scope_id));
-    const std::uint32_t left = at == ledger.uids.end() ? 0 : at->second.tickets_left;
+    const auto at = accounts.uids.find(static_cast<std::uint32_t>(shortage.scope_id));
+    const std::uint32_t left = at == accounts.uids.end() ? 0 : at->second.tickets_left;
     if (left != 0)
       return "`shmbroker release --tickets` ends the " + std::to_string(left) +
              " of them that were left by sessions that have ended, or ";
@@ -202,11 +204,12 @@ std::string ticket_remedy(const Ledger& ledger, const Shortage& shortage) {
 }
 
 // Found once per request: 253 refusals of one batch name the same holders.
-const std::string& holders(Ledger& ledger, const Session& session, const Shortage& shortage) {
-  Ledger::Holders& last = ledger.holders;
-  if (last.request != ledger.requests || last.slot != shortage.slot || last.scope != shortage.scope ||
+const std::string& holders(Groups& groups, const Session& session, const Shortage& shortage) {
+  Accounts::Holders& last = groups.accounts.holders;
+  if (last.request != groups.accounts.requests || last.slot != shortage.slot || last.scope != shortage.scope ||
       last.scope_id != shortage.scope_id)
-    last = {ledger.requests, shortage.slot, shortage.scope, shortage.scope_id, find_holders(ledger, session, shortage)};
+    last = {groups.accounts.requests, shortage.slot, shortage.scope, shortage.scope_id,
+            find_holders(groups, session, shortage)};
   return last.text;
 }
 
@@ -215,29 +218,29 @@ const std::string& holders(Ledger& ledger, const Session& session, const Shortag
 // At most one line a minute for each table and kind of scope: a client that keeps asking must not fill the log.
 constexpr std::int64_t kLogEvery = 60'000'000'000;
 
-Error refuse_limit(Ledger& ledger, const Session& session, const Shortage& shortage) {
-  std::string remedy = Keys(ledger, session, shortage).text();
-  if (shortage.slot == SHMBW_SLOT_TICKETS) remedy.insert(0, ticket_remedy(ledger, shortage));
-  Error refused = wire::limit_refusal(shortage, whose(ledger, session, shortage), remedy,
+Error refuse_limit(Groups& groups, const Session& session, const Shortage& shortage) {
+  std::string remedy = Keys(groups, session, shortage).text();
+  if (shortage.slot == SHMBW_SLOT_TICKETS) remedy.insert(0, ticket_remedy(groups.accounts, shortage));
+  Error refused = wire::limit_refusal(shortage, whose(groups, session, shortage), remedy,
                                       shortage.slot == SHMBW_SLOT_BYTES || shortage.slot == SHMBW_SLOT_GPU_BYTES
-                                          ? holders(ledger, session, shortage)
+                                          ? holders(groups, session, shortage)
                                           : "");
-  auto [last, first] = ledger.refusals_logged.try_emplace({shortage.slot, shortage.scope}, ledger.now());
-  if (first || ledger.now() - last->second >= kLogEvery) {
-    last->second = ledger.now();
-    ledger.log(5, "refused uid " + std::to_string(session.uid) + " pid " + std::to_string(session.pid) + ": " +
-                      refused.sentence);
+  auto [last, first] = groups.accounts.refusals_logged.try_emplace({shortage.slot, shortage.scope}, groups.host.now());
+  if (first || groups.host.now() - last->second >= kLogEvery) {
+    last->second = groups.host.now();
+    groups.host.log(5, "refused uid " + std::to_string(session.uid) + " pid " + std::to_string(session.pid) + ": " +
+                           refused.sentence);
   }
   return refused;
 }
 
-Error refuse_descriptors(Ledger& ledger, const Shortage& shortage) {
+Error refuse_descriptors(Host& host, const Shortage& shortage) {
   if (shortage.scope != SHMBW_SCOPE_UID)
     return wire::limit_refusal(shortage, "the broker", "raise descriptors (and the hard RLIMIT_NOFILE of the broker)");
   const std::string uid = std::to_string(shortage.scope_id);
   std::string remedy = "raise limits.uid." + uid + ".descriptors";
-  if (ledger.config.limits.uid_descriptors == 0 &&
-      !ledger.config.limits.uid.contains(static_cast<std::uint32_t>(shortage.scope_id)))
+  if (host.config.limits.uid_descriptors == 0 &&
+      !host.config.limits.uid.contains(static_cast<std::uint32_t>(shortage.scope_id)))
     remedy += " or descriptors (and the hard RLIMIT_NOFILE of the broker), of which this is the user's share";
   return wire::limit_refusal(shortage, "uid " + uid, remedy);
 }
@@ -256,10 +259,10 @@ bool has(const Group& group, bool pool, std::string_view name) {
 
 // The address of what the client may have meant, in the youngest groups of its user. Bounded, so that repeated requests
 // for a missing name stay cheap.
-std::string elsewhere(Ledger& ledger, const Session& session, const Group* not_in, bool pool, std::string_view name) {
+std::string elsewhere(Groups& groups, const Session& session, const Group* not_in, bool pool, std::string_view name) {
   constexpr int kLooks = 256;
   int looks = 0;
-  for (auto at = ledger.groups.rbegin(); at != ledger.groups.rend() && looks < kLooks; ++at, ++looks) {
+  for (auto at = groups.all.rbegin(); at != groups.all.rend() && looks < kLooks; ++at, ++looks) {
     const Group& group = at->second;
     if (&group == not_in || group.closed || group.uid != session.uid || !has(group, pool, name)) continue;
     return group.text() + "/" + std::string(name);
@@ -269,11 +272,11 @@ std::string elsewhere(Ledger& ledger, const Session& session, const Group* not_i
 
 }  // namespace
 
-Error no_such_name(Ledger& ledger, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
+Error no_such_name(Groups& groups, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
                    std::string_view name) {
   const bool pool = what == "pool";
-  const Group* const looked_in = addressed_group(ledger, session, owner, group);
-  const std::string there = elsewhere(ledger, session, looked_in, pool, name);
+  const Group* const looked_in = addressed_group(groups, session, owner, group);
+  const std::string there = elsewhere(groups, session, looked_in, pool, name);
   wire::Sought sought{.what = what, .name = name, .elsewhere = there};
   if (looked_in && has(*looked_in, !pool, name)) sought.other_kind = pool ? "region" : "pool";
   const std::string own = group.empty() && session.group ? session.group->text() : std::string();

@@ -11,17 +11,18 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Host;
+struct Groups;
 class Session;
 
-Error refuse_limit(Ledger& ledger, const Session& session, const Shortage& shortage);
-Error refuse_descriptors(Ledger& ledger, const Shortage& shortage);
+Error refuse_limit(Groups& groups, const Session& session, const Shortage& shortage);
+Error refuse_descriptors(Host& host, const Shortage& shortage);
 
 // One answer for absent and forbidden, byte for byte. It repeats what was asked for, and says nothing that only the
 // ledger knows. By name: an empty text of the group means the session's own group.
 Error no_such_region(std::uint64_t id);
 // Adds what the client may have meant: an object of the other kind, or one in another group of its user.
-Error no_such_name(Ledger& ledger, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
+Error no_such_name(Groups& groups, Session& session, std::string_view what, std::uint32_t owner, std::string_view group,
                    std::string_view name);
 Error no_such_group(std::uint64_t id);
 Error no_such_group(const Session& session, std::uint32_t owner, std::string_view text);

@@ -10,9 +10,9 @@
 #include <string_view>
 
 #include "base/fd.hpp"
-#include "daemon/gpu/memory.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
+#include "daemon/ledger/gpu_memory.hpp"
 #include "daemon/ledger/lease.hpp"
 #include "daemon/ledger/watch.hpp"
 

@@ -11,9 +11,13 @@
 #include "base/compat.hpp"
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
+#include "daemon/ledger/accounts.hpp"
 #include "daemon/ledger/grant.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/group.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/sessions.hpp"
 
 namespace shmb::daemon {
 
@@ -71,10 +75,10 @@ void Sealer::State::run(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-int seals_under_way(const Ledger& ledger, const Region& region) {
-  if (ledger.sealings.empty()) return 0;
-  auto at = ledger.sealings.find(region.id);
-  return at == ledger.sealings.end() ? 0 : at->second.seals;
+int seals_under_way(const Regions& regions, const Region& region) {
+  if (regions.sealings.empty()) return 0;
+  auto at = regions.sealings.find(region.id);
+  return at == regions.sealings.end() ? 0 : at->second.seals;
 }
 
 AwaitedSeals* awaited_seals(Session& session, const Region& region, int seals) {
@@ -83,52 +87,52 @@ AwaitedSeals* awaited_seals(Session& session, const Region& region, int seals) {
   return nullptr;
 }
 
-static Result<void> begin_seals(Ledger& ledger, const Session& session, Region& region, int seals) {
+static Result<void> begin_seals(Regions& regions, const Session& session, Region& region, int seals) {
   auto copy = region.fd.dup();
   if (!copy) return system_failure(copy.error(), "a copy of the region's descriptor");
   Sealer::Job job{region.id, region.group->uid, seals, std::move(*copy), 0};
-  if (!ledger.sealer.seal(std::move(job), ledger.closer.wake_fd()))
+  if (!regions.sealer.seal(std::move(job), regions.closer.wake_fd()))
     return error(Status::no_memory, "no helper thread could be started to seal the region: ask again");
-  ledger.sealings.try_emplace(region.id, seals, session.uid, ledger.pool);
+  regions.sealings.try_emplace(region.id, seals, session.uid, regions.host.nodes);
   region.no_recycle = true;
   // The job may outlive its session and its region.
-  ledger.hold_uid(session.uid);
-  ledger.count_waiting(session.uid, 1);
+  regions.accounts.hold_uid(session.uid);
+  regions.accounts.count_waiting(session.uid, 1);
   return {};
 }
 
-Result<void> await_seals(Ledger& ledger, Session& session, Region& region, int seals, Fd reader, Charge charge) {
-  const bool begins = seals_under_way(ledger, region) == 0;
+Result<void> await_seals(Sessions& sessions, Session& session, Region& region, int seals, Fd reader, Charge charge) {
+  const bool begins = seals_under_way(sessions.regions, region) == 0;
   // A client can make seals that take as long as it likes, and disconnect meanwhile.
   if (const std::uint64_t wanted = (begins ? 1 : 0) + (reader ? 1 : 0); wanted != 0)
-    if (const auto shortage = ledger.descriptor_shortage(session.uid, wanted, session.admin))
-      return std::unexpected(refuse_descriptors(ledger, *shortage));
+    if (const auto shortage = sessions.accounts.descriptor_shortage(session.uid, wanted, session.admin))
+      return std::unexpected(refuse_descriptors(sessions.host, *shortage));
   if (begins)
-    if (auto begun = begin_seals(ledger, session, region, seals); !begun) return begun;
-  Sealing& sealing = ledger.sealings.at(region.id);
+    if (auto begun = begin_seals(sessions.regions, session, region, seals); !begun) return begun;
+  Sealing& sealing = sessions.regions.sealings.at(region.id);
   AwaitedSeals* one = awaited_seals(session, region, sealing.seals);
   if (one && !one->done) return {};
   sealing.waiters.push_back(session.id);
   if (!one) one = &session.awaited.emplace_back();
-  if (one->counted) ledger.count_waiting(session.uid, -1);
+  if (one->counted) sessions.accounts.count_waiting(session.uid, -1);
   *one = {region.id, sealing.seals, false, 0, {}, {}, false, {}};
   if (sealing.seals != seals) return {};
   one->counted = static_cast<bool>(reader);
-  if (reader) ledger.count_waiting(session.uid, 1);
+  if (reader) sessions.accounts.count_waiting(session.uid, 1);
   one->reader = std::move(reader);
   one->charge = std::move(charge);
   return {};
 }
 
-void forget_awaited(Ledger& ledger, Session& session) {
+void forget_awaited(Accounts& accounts, Session& session) {
   for (const AwaitedSeals& one : session.awaited)
-    if (one.counted) ledger.count_waiting(session.uid, -1);
+    if (one.counted) accounts.count_waiting(session.uid, -1);
   session.awaited.clear();
 }
 
 // The request is served again once the last seals that it waits for are on or refused.
-static void tell_waiter(Ledger& ledger, std::uint64_t id, const Sealer::Job& job) {
-  Session* session = ledger.find_session(id);
+static void tell_waiter(Sessions& sessions, std::uint64_t id, const Sealer::Job& job) {
+  Session* session = sessions.find(id);
   if (!session) return;
   bool waits = false, known = false;
   for (AwaitedSeals& one : session->awaited) {
@@ -141,15 +145,16 @@ static void tell_waiter(Ledger& ledger, std::uint64_t id, const Sealer::Job& job
   if (known && !waits && session->link) session->link->serve_again();
 }
 
-void seals_done(Ledger& ledger) {
-  ledger.sealer.finished(ledger.sealed);
-  for (const Sealer::Job& job : ledger.sealed) {
-    auto sealing = ledger.sealings.extract(job.region);
-    ledger.count_waiting(sealing.mapped().uid, -1);
-    ledger.drop_uid(sealing.mapped().uid);
-    if (Region* region = ledger.find_region(job.region); region && job.code == 0) sealed(ledger, *region, job.seals);
-    for (const std::uint64_t waiter : sealing.mapped().waiters) tell_waiter(ledger, waiter, job);
-    if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
+void seals_done(Sessions& sessions) {
+  sessions.regions.sealer.finished(sessions.regions.sealed);
+  for (const Sealer::Job& job : sessions.regions.sealed) {
+    auto sealing = sessions.regions.sealings.extract(job.region);
+    sessions.accounts.count_waiting(sealing.mapped().uid, -1);
+    sessions.accounts.drop_uid(sealing.mapped().uid);
+    if (Region* region = sessions.regions.find(job.region); region && job.code == 0)
+      sealed(sessions.regions, *region, job.seals);
+    for (const std::uint64_t waiter : sealing.mapped().waiters) tell_waiter(sessions, waiter, job);
+    sessions.host.descriptor_freed();
   }
 }
 

@@ -21,7 +21,9 @@
 namespace shmb::daemon {
 
 class Session;
-class Ledger;
+struct Accounts;
+struct Regions;
+struct Sessions;
 struct Region;
 
 // The number of seals that may hang: of the memory of one uid, and in total.
@@ -83,13 +85,14 @@ struct AwaitedSeals {
 };
 
 // The seals that are being added now, or 0.
-int seals_under_way(const Ledger& ledger, const Region& region);
+int seals_under_way(const Regions& regions, const Region& region);
 // The result of these seals for the request in service, or nullptr.
 AwaitedSeals* awaited_seals(Session& session, const Region& region, int seals);
 // Begins the seals, or waits for those in progress, which may be others: then the caller checks again afterwards. The
 // caller holds its request back.
-Result<void> await_seals(Ledger& ledger, Session& session, Region& region, int seals, Fd reader, Charge charge = {});
-void forget_awaited(Ledger& ledger, Session& session);  // its request has been answered
-void seals_done(Ledger& ledger);  // after a thread has signalled: serves the waiting sessions again
+Result<void> await_seals(Sessions& sessions, Session& session, Region& region, int seals, Fd reader,
+                         Charge charge = {});
+void forget_awaited(Accounts& accounts, Session& session);  // its request has been answered
+void seals_done(Sessions& sessions);  // after a thread has signalled: serves the waiting sessions again
 
 }  // namespace shmb::daemon

@@ -13,9 +13,10 @@
 #include <string>
 
 #include "base/sys_process.hpp"
-#include "daemon/gpu/device.hpp"
+#include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
 #include "daemon/kit/secret.hpp"
+#include "daemon/ledger/gpu_memory.hpp"
 #include "daemon/ledger/lease.hpp"
 #include "daemon/ledger/listing.hpp"
 #include "daemon/ledger/sealer.hpp"
@@ -24,7 +25,9 @@
 
 namespace shmb::daemon {
 
+struct Accounts;
 struct Group;
+struct Host;
 struct Worker;
 struct BatchUnderWay;
 
@@ -38,7 +41,7 @@ struct OfSponsor;
 struct OfSupervisors;
 class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervisors> {
  public:
-  Session(Ledger& ledger, std::uint64_t id, Link& link, Account& uid_account);
+  Session(Host& host, std::uint64_t id, Link& link, Account& uid_account);
   ~Session();
   bool greeted() const { return phase == Phase::greeted; }
   std::uint32_t wire_state() const;
@@ -48,7 +51,6 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
     return leases.empty() && watches.empty() && pools.empty() && !group && !supervises && !worker;
   }
 
-  Ledger& ledger;
   std::uint64_t id;
   std::uint64_t line;  // id of the first session in this chain of take-overs; what any of them made belongs to it
   Link* link;          // nullptr: disconnected or ended
@@ -78,7 +80,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   std::uint64_t failed_world = 0;                    // its last world ended before it was complete...
   std::shared_ptr<const Error> failure;              // ... and why
   std::vector<GpuDevice> gpu_devices;                // the GPUs that it has named
-  std::unique_ptr<BatchUnderWay> batch;              // the request in service, served in part
+  std::shared_ptr<BatchUnderWay> batch;              // the request in service, served in part
   std::unique_ptr<ListUnderWay> listing;             // a LIST whose last page is still to come
   std::pmr::vector<AwaitedSeals> awaited;            // seals for the request in service
   bool held = false;                                 // the request in service was held back
@@ -89,12 +91,6 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
 };
 
 // The limit that is in the way of one more session that has just connected.
-std::optional<Shortage> session_shortage(const Ledger& ledger, std::uint32_t uid, bool admin);
-// Gives everything back.
-void end_session(Ledger& ledger, Session& session);
-void session_process_died(Ledger& ledger, Session& session, const sys::ExitInfo* how);
-// The process has ended. session_process_died may report later how it ended.
-void session_process_ended(Ledger& ledger, Session& session);
-void session_disconnected(Ledger& ledger, Session& session);
+std::optional<Shortage> session_shortage(const Accounts& accounts, std::uint32_t uid, bool admin);
 
 }  // namespace shmb::daemon

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
+#include "daemon/ledger/regions.hpp"
 
 namespace shmb::daemon {
 
@@ -15,38 +17,38 @@ bool Shelf::may_recycle(const Region& region) {
 }
 
 std::uint64_t Shelf::capacity() const {
-  return std::min(ledger_.config.limits.shelf_bytes, group_.account.effective_limit(Resource::bytes) / 4);
+  return std::min(groups_.host.config.limits.shelf_bytes, group_.account.effective_limit(Resource::bytes) / 4);
 }
 
 bool Shelf::put(Region& region) {
   if (region.bytes > capacity()) return false;
   while (bytes_ + region.bytes > capacity())
     if (!drop_oldest()) return false;
-  tell_region(ledger_, region, SHMBW_WATCH_EVENT_GONE);
+  tell_region(groups_.watches, region, SHMBW_WATCH_EVENT_GONE);
   group_.regions.remove(region);
-  auto node = ledger_.regions.extract(region.id);
-  node.key() = region.id = ++ledger_.last_region;
-  ledger_.regions.insert(std::move(node));
+  auto node = groups_.regions.all.extract(region.id);
+  node.key() = region.id = ++groups_.regions.last_id;
+  groups_.regions.all.insert(std::move(node));
   region.state = SHMBW_REGION_STATE_CACHED;
-  region.created = ledger_.now();
+  region.created = groups_.host.now();
   region.generation = 1;
   region.keep = 0;
   region.creator_pid = 0;
-  --ledger_.region_count;
-  if (regions_.empty()) ledger_.filled_shelves.push_back(*this);
+  --groups_.regions.count;
+  if (regions_.empty()) groups_.filled_shelves.push_back(*this);
   regions_.push_back(region);
   bytes_ += region.bytes;
-  ledger_.bytes_cached += region.bytes;
+  groups_.bytes_cached += region.bytes;
   rearm();
   return true;
 }
 
 void Shelf::forget(Region& region) {
   regions_.remove(region);
-  if (regions_.empty()) ledger_.filled_shelves.remove(*this);
+  if (regions_.empty()) groups_.filled_shelves.remove(*this);
   group_.regions.push_back(region);
   bytes_ -= region.bytes;
-  ledger_.bytes_cached -= region.bytes;
+  groups_.bytes_cached -= region.bytes;
   rearm();
 }
 
@@ -64,7 +66,7 @@ bool Shelf::drop_oldest() {
   if (!oldest) return false;
   forget(*oldest);
   bool before = std::exchange(group_.in_service, true);
-  free_region(ledger_, *oldest);
+  free_region(groups_.regions, *oldest);
   group_.in_service = before;
   return true;
 }
@@ -76,13 +78,13 @@ void Shelf::drop_all() {
 
 void Shelf::rearm() {
   const Region* oldest = regions_.first();
-  if (oldest) ledger_.timers.set(*this, oldest->created + ledger_.config.limits.shelf_idle);
+  if (oldest) groups_.host.timers.set(*this, oldest->created + groups_.host.config.limits.shelf_idle);
   else cancel();
 }
 
 void Shelf::on_timer(std::int64_t now) {
   while (const Region* oldest = regions_.first()) {
-    if (oldest->created + ledger_.config.limits.shelf_idle > now) break;
+    if (oldest->created + groups_.host.config.limits.shelf_idle > now) break;
     drop_oldest();
   }
   rearm();

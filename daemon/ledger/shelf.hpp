@@ -15,7 +15,7 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Groups;
 struct Group;
 
 inline constexpr std::uint64_t kShelfFrom = kHugePage;
@@ -23,7 +23,7 @@ inline constexpr std::uint64_t kShelfFrom = kHugePage;
 struct OfLedger;
 class Shelf final : public Timer, public Hook<Shelf, OfLedger> {
  public:
-  Shelf(Ledger& ledger, Group& group) : ledger_(ledger), group_(group) {}
+  Shelf(Groups& groups, Group& group) : groups_(groups), group_(group) {}
 
   static bool may_recycle(const Region& region);  // the region has no holder any more
   // Takes a region that has no holder any more, under a new id. False: it does not fit, and the caller frees it.
@@ -44,7 +44,7 @@ class Shelf final : public Timer, public Hook<Shelf, OfLedger> {
   void rearm();
   std::uint64_t capacity() const;
 
-  Ledger& ledger_;
+  Groups& groups_;
   Group& group_;
   List<Region, OfGroup> regions_;  // oldest first
   std::uint64_t bytes_ = 0;

@@ -3,15 +3,18 @@
 #include "daemon/ledger/target.hpp"
 
 #include "daemon/ledger/grant.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/groups.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/sessions.hpp"
+#include "daemon/ledger/tickets.hpp"
 #include "daemon/ledger/views.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {
 
-Result<Target> target_by_id(Ledger& ledger, Session& session, const shmbw_region_ref& ref) {
-  Region* region = ledger.find_region(ref.id);
+Result<Target> target_by_id(Regions& regions, Session& session, const shmbw_region_ref& ref) {
+  Region* region = regions.find(ref.id);
   std::uint32_t may = region ? authority(session, *region) : 0;
   if (may == 0) return std::unexpected(no_such_region(ref.id));
   if (ref.generation != 0 && ref.generation != region->generation)
@@ -19,24 +22,25 @@ Result<Target> target_by_id(Ledger& ledger, Session& session, const shmbw_region
   return Target{region, may, nullptr};
 }
 
-static Result<Target> target_by_name(Ledger& ledger, Session& session, const Naming& naming) {
+static Result<Target> target_by_name(Sessions& sessions, Session& session, const Naming& naming) {
   SHMB_TRY_VOID(names::check(naming.name, "region name"));
-  Group* group = addressed_group(ledger, session, naming.owner_uid, naming.group);
+  Group* group = addressed_group(sessions.groups, session, naming.owner_uid, naming.group);
   Region* region = group ? group->names.find(naming.name) : nullptr;
   if (!region)
-    return std::unexpected(no_such_name(ledger, session, "region", naming.owner_uid, naming.group, naming.name));
+    return std::unexpected(
+        no_such_name(sessions.groups, session, "region", naming.owner_uid, naming.group, naming.name));
   return Target{region, SHMBW_RIGHT_KNOWN, nullptr};
 }
 
-Result<Target> find_target(Ledger& ledger, Session& session, const Naming& naming) {
-  if (naming.by == SHMBW_ATTACH_BY_NAME) return target_by_name(ledger, session, naming);
+Result<Target> find_target(Sessions& sessions, Session& session, const Naming& naming) {
+  if (naming.by == SHMBW_ATTACH_BY_NAME) return target_by_name(sessions, session, naming);
   if (!naming.group.empty() || !naming.name.empty())
     return error(Status::invalid, "names in an attach that is not by name");
-  if (naming.by == SHMBW_ATTACH_BY_ID) return target_by_id(ledger, session, naming.region);
+  if (naming.by == SHMBW_ATTACH_BY_ID) return target_by_id(sessions.regions, session, naming.region);
   if (naming.by != SHMBW_ATTACH_BY_TICKET) return error(Status::invalid, "attach by id, name or ticket");
   std::uint8_t bytes[16];
   std::copy_n(naming.ticket, sizeof bytes, bytes);
-  Ticket* ticket = find_ticket(ledger, Secret::from(bytes));
+  Ticket* ticket = find_ticket(sessions.tickets, Secret::from(bytes));
   if (!ticket) return std::unexpected(no_such_ticket());
   return Target{ticket->region, ticket->rights, ticket};
 }

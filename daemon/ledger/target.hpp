@@ -12,7 +12,8 @@
 namespace shmb::daemon {
 
 class Session;
-class Ledger;
+struct Regions;
+struct Sessions;
 struct Region;
 struct Ticket;
 
@@ -29,8 +30,8 @@ struct Naming {
   std::uint32_t owner_uid = 0;           // of the group name
   std::string_view group, name;
 };
-Result<Target> find_target(Ledger& ledger, Session& session, const Naming& naming);
-Result<Target> target_by_id(Ledger& ledger, Session& session, const shmbw_region_ref& ref);
+Result<Target> find_target(Sessions& sessions, Session& session, const Naming& naming);
+Result<Target> target_by_id(Regions& regions, Session& session, const shmbw_region_ref& ref);
 // Checks that the rights are known, include map_read, and can be granted.
 Result<void> check_rights(const Target& target, std::uint32_t rights);
 

@@ -3,42 +3,46 @@
 #include "daemon/ledger/ticket.hpp"
 
 #include "base/text.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/accounts.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/tickets.hpp"
 
 namespace shmb::daemon {
 
-std::uint64_t ticket_share(const Ledger& ledger, const Account& user) {
-  if (ledger.config.limits.session_tickets != 0) return ledger.config.limits.session_tickets;
+std::uint64_t ticket_share(const Host& host, const Account& user) {
+  if (host.config.limits.session_tickets != 0) return host.config.limits.session_tickets;
   const std::uint64_t all = user.limit(Resource::tickets);
   return all == Account::kNoLimit ? all : all / 4 + (all % 4 != 0 ? 1 : 0);
 }
 
-Result<Ticket*> make_ticket(Ledger& ledger, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
-                            std::int64_t lifetime) {
+Result<Ticket*> make_ticket(Tickets& tickets, Session& session, Region& region, std::uint32_t rights,
+                            std::uint32_t uses, std::int64_t lifetime) {
   auto secret = Secret::draw();
   if (!secret) return system_failure(secret.error(), "drawing a ticket");
-  ledger.hold_uid(session.uid);
+  tickets.accounts.hold_uid(session.uid);
   auto charge = session.account.charge(Resource::tickets, 1);
   if (!charge) {
-    ledger.drop_uid(session.uid);
-    return std::unexpected(refuse_limit(ledger, session, charge.error()));
+    tickets.accounts.drop_uid(session.uid);
+    return std::unexpected(refuse_limit(tickets.groups, session, charge.error()));
   }
-  Ticket& ticket = ledger.tickets.try_emplace(*secret, ledger, *secret).first->second;
-  ticket.serial = ++ledger.last_serial;
-  ledger.tickets_in_order.emplace_hint(ledger.tickets_in_order.end(), ticket.serial, &ticket);
+  Ticket& ticket = tickets.all.try_emplace(*secret, tickets, *secret).first->second;
+  ticket.serial = ++tickets.host.last_serial;
+  tickets.in_order.emplace_hint(tickets.in_order.end(), ticket.serial, &ticket);
   ticket.region = &region;
   ticket.rights = rights;
   ticket.uses_left = uses;
   ticket.maker_uid = session.uid;
   ticket.maker = session.line;
   ticket.maker_group = session.group ? session.group->id : 0;
-  ticket.expires = ledger.now() + lifetime;
+  ticket.expires = tickets.host.now() + lifetime;
   ticket.charge = std::move(*charge);
   ticket.payer = &session;
   session.paid_tickets.push_back(ticket);
   ++region.tickets;
-  ledger.timers.set(ticket, ticket.expires);
+  tickets.host.timers.set(ticket, ticket.expires);
   return &ticket;
 }
 
@@ -47,8 +51,8 @@ void end_with_session(Session& session, Ticket& ticket) {
   session.tickets.push_back(ticket);
 }
 
-void destroy_tickets_of(Ledger& ledger, Session& session) {
-  while (Ticket* ticket = session.tickets.first()) destroy_ticket(ledger, *ticket);
+void destroy_tickets_of(Tickets& tickets, Session& session) {
+  while (Ticket* ticket = session.tickets.first()) destroy_ticket(tickets, *ticket);
 }
 
 void move_tickets(Session& from, Session& heir) {
@@ -67,37 +71,37 @@ void move_ticket_charges(Session& from, Session& heir) {
   }
 }
 
-void leave_ticket_charges(Session& session) {
+void leave_ticket_charges(Tickets& tickets, Session& session) {
   while (Ticket* ticket = session.paid_tickets.first()) {
     session.paid_tickets.remove(*ticket);
     ticket->payer = nullptr;
     ticket->charge.rise();
-    if (ticket->left()) ++session.ledger.uids.at(session.uid).tickets_left;
+    if (ticket->left()) ++tickets.accounts.uids.at(session.uid).tickets_left;
   }
 }
 
-Ticket* find_ticket(Ledger& ledger, const Secret& secret) {
-  auto at = ledger.tickets.find(secret);
+Ticket* find_ticket(Tickets& tickets, const Secret& secret) {
+  auto at = tickets.all.find(secret);
   // A ticket that the timer has not removed yet is expired all the same.
-  return at == ledger.tickets.end() || at->second.expires <= ledger.now() ? nullptr : &at->second;
+  return at == tickets.all.end() || at->second.expires <= tickets.host.now() ? nullptr : &at->second;
 }
 
-void use_ticket(Ledger& ledger, Ticket& ticket) {
-  if (--ticket.uses_left == 0) destroy_ticket(ledger, ticket);
+void use_ticket(Tickets& tickets, Ticket& ticket) {
+  if (--ticket.uses_left == 0) destroy_ticket(tickets, ticket);
 }
 
-void destroy_ticket(Ledger& ledger, Ticket& ticket) {
+void destroy_ticket(Tickets& tickets, Ticket& ticket) {
   Region& region = *ticket.region;
   std::uint32_t uid = ticket.maker_uid;
   const Secret secret = ticket.secret;
-  if (ticket.left()) --ledger.uids.at(uid).tickets_left;
+  if (ticket.left()) --tickets.accounts.uids.at(uid).tickets_left;
   if (ticket.with) ticket.with->tickets.remove(ticket);
   if (ticket.payer) ticket.payer->paid_tickets.remove(ticket);
-  ledger.tickets_in_order.erase(ticket.serial);
-  ledger.tickets.erase(secret);
-  ledger.drop_uid(uid);
+  tickets.in_order.erase(ticket.serial);
+  tickets.all.erase(secret);
+  tickets.accounts.drop_uid(uid);
   --region.tickets;
-  release_region(ledger, region);
+  release_region(tickets.regions, region);
 }
 
 bool may_revoke(const Session& session, const Ticket& ticket) {
@@ -105,6 +109,6 @@ bool may_revoke(const Session& session, const Ticket& ticket) {
          (session.group && session.group->id == ticket.maker_group);
 }
 
-void Ticket::on_timer(std::int64_t) { destroy_ticket(ledger, *this); }
+void Ticket::on_timer(std::int64_t) { destroy_ticket(tickets, *this); }
 
 }  // namespace shmb::daemon

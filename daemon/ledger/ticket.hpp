@@ -16,17 +16,18 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Host;
+struct Tickets;
 class Session;
 struct Region;
 
 struct OfMaker;
 struct OfPayer;
 struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
-  Ticket(Ledger& owner, const Secret& value) : ledger(owner), secret(value) {}
+  Ticket(Tickets& owner, const Secret& value) : tickets(owner), secret(value) {}
   void on_timer(std::int64_t now) override;
 
-  Ledger& ledger;
+  Tickets& tickets;
   Secret secret;
   std::uint64_t serial = 0;  // cursor of LIST
   Region* region = nullptr;
@@ -43,21 +44,19 @@ struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
   Charge charge;
   bool left() const { return payer == nullptr && with == nullptr; }  // no session holds it any more
 };
-using Tickets = std::pmr::unordered_map<Secret, Ticket, SecretHash, SecretSame>;
-using TicketsInOrder = std::pmr::map<std::uint64_t, Ticket*>;  // by serial: walked in portions
 
 // The share of its user's tickets that one session may have. So no process can take all of them and die.
-std::uint64_t ticket_share(const Ledger& ledger, const Account& user);
-Result<Ticket*> make_ticket(Ledger& ledger, Session& session, Region& region, std::uint32_t rights, std::uint32_t uses,
-                            std::int64_t lifetime);
+std::uint64_t ticket_share(const Host& host, const Account& user);
+Result<Ticket*> make_ticket(Tickets& tickets, Session& session, Region& region, std::uint32_t rights,
+                            std::uint32_t uses, std::int64_t lifetime);
 void end_with_session(Session& session, Ticket& ticket);
-void destroy_tickets_of(Ledger& ledger, Session& session);  // those that end with it
-void move_tickets(Session& from, Session& heir);            // those that end with `from` end with `heir`
+void destroy_tickets_of(Tickets& tickets, Session& session);  // those that end with it
+void move_tickets(Session& from, Session& heir);              // those that end with `from` end with `heir`
 void move_ticket_charges(Session& from, Session& heir);
-void leave_ticket_charges(Session& session);  // at the session's end: its user pays for them
-Ticket* find_ticket(Ledger& ledger, const Secret& secret);
-void use_ticket(Ledger& ledger, Ticket& ticket);  // uses it once; the last use ends it
-void destroy_ticket(Ledger& ledger, Ticket& ticket);
+void leave_ticket_charges(Tickets& tickets, Session& session);  // at the session's end: its user pays for them
+Ticket* find_ticket(Tickets& tickets, const Secret& secret);
+void use_ticket(Tickets& tickets, Ticket& ticket);  // uses it once; the last use ends it
+void destroy_ticket(Tickets& tickets, Ticket& ticket);
 bool may_revoke(const Session& session, const Ticket& ticket);
 
 }  // namespace shmb::daemon

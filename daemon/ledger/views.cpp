@@ -2,13 +2,13 @@
 // Addressing and wording shared by the handlers.
 #include "daemon/ledger/views.hpp"
 
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/groups.hpp"
 
 namespace shmb::daemon {
 
-Group* addressed_group(Ledger& ledger, Session& session, std::uint32_t owner, std::string_view text) {
+Group* addressed_group(Groups& groups, Session& session, std::uint32_t owner, std::string_view text) {
   if (text.empty()) return session.group;
-  Group* group = find_group(ledger, owner, text);
+  Group* group = find_group(groups, owner, text);
   return group && !group->closed && may_address(session, *group) ? group : nullptr;
 }
 

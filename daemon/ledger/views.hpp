@@ -8,14 +8,14 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Groups;
 class Session;
 struct Group;
 struct Region;
 
 // The group of `owner` that a text names ('' the session's own, '#id' an unnamed one). Null if the session may not
 // address it.
-Group* addressed_group(Ledger& ledger, Session& session, std::uint32_t owner, std::string_view text);
+Group* addressed_group(Groups& groups, Session& session, std::uint32_t owner, std::string_view text);
 std::uint32_t region_flags(const Region& region);
 std::string rights_text(std::uint32_t rights);
 

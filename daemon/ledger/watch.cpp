@@ -2,51 +2,55 @@
 // Making, ending and firing of subscriptions. An event is queued at the link and never waits (law 8).
 #include "daemon/ledger/watch.hpp"
 
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/accounts.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/watches.hpp"
 #include "proto/codec.hpp"
 
 namespace shmb::daemon {
 
-Watchers& reclaims_of(Ledger& ledger, const Session& session) {
-  return session.admin ? ledger.all_reclaims : ledger.uids.at(session.uid).reclaims;
+Watchers& reclaims_of(Watches& watches, const Session& session) {
+  return session.admin ? watches.all_reclaims : watches.accounts.uids.at(session.uid).reclaims;
 }
 
-Result<Watch*> make_watch(Ledger& ledger, Session& session, shmbw_watch_kind kind, std::uint32_t events,
+Result<Watch*> make_watch(Watches& watches, Session& session, shmbw_watch_kind kind, std::uint32_t events,
                           Watchers& target) {
-  if (const std::uint64_t most = ledger.config.limits.target_watches; target.size() >= most)
+  if (const std::uint64_t most = watches.host.config.limits.target_watches; target.size() >= most)
     return std::unexpected(
-        refuse_limit(ledger, session, {SHMBW_SLOT_WATCHES, SHMBW_SCOPE_WATCHED, 0, most, target.size(), 1}));
+        refuse_limit(watches.groups, session, {SHMBW_SLOT_WATCHES, SHMBW_SCOPE_WATCHED, 0, most, target.size(), 1}));
   auto charge = session.account.charge(Resource::watches, 1);
-  if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
-  std::uint64_t id = ++ledger.last_serial;
+  if (!charge) return std::unexpected(refuse_limit(watches.groups, session, charge.error()));
+  std::uint64_t id = ++watches.host.last_serial;
   Watch& watch = session.watches.try_emplace(id).first->second;
   watch.id = id;
   watch.session = &session;
   watch.kind = kind;
   watch.events = events;
   watch.charge = std::move(*charge);
-  ++ledger.watch_count;
+  ++watches.count;
   target.push_back(watch);
   return &watch;
 }
 
-void destroy_watch(Ledger& ledger, Watch& watch) {
+void destroy_watch(Watches& watches, Watch& watch) {
   if (watch.region) watch.region->watchers.remove(watch);
   if (watch.group) watch.group->watchers.remove(watch);
-  if (watch.kind == SHMBW_WATCH_KIND_RECLAIM) reclaims_of(ledger, *watch.session).remove(watch);
+  if (watch.kind == SHMBW_WATCH_KIND_RECLAIM) reclaims_of(watches, *watch.session).remove(watch);
   if (watch.name) {
     watch.name->second.remove(watch);
-    if (watch.name->second.empty()) ledger.name_watches.erase(ledger.name_watches.find(watch.name->first));
+    if (watch.name->second.empty()) watches.names.erase(watches.names.find(watch.name->first));
   }
-  --ledger.watch_count;
+  --watches.count;
   watch.session->watches.erase(watch.id);
 }
 
-bool cancel_watch(Ledger& ledger, Session& session, std::uint64_t id) {
+bool cancel_watch(Watches& watches, Session& session, std::uint64_t id) {
   auto at = session.watches.find(id);
   if (at == session.watches.end()) return false;
-  destroy_watch(ledger, at->second);
+  destroy_watch(watches, at->second);
   return true;
 }
 
@@ -64,7 +68,7 @@ void send(Session& session, std::uint16_t op, const Event& event, std::string_vi
 
 }  // namespace
 
-void tell_region(Ledger& ledger, Region& region, shmbw_watch_event_flags what) {
+void tell_region(Watches& watches, Region& region, shmbw_watch_event_flags what) {
   region.watchers.each([&](Watch& watch) {
     if ((watch.events & static_cast<std::uint32_t>(what)) != 0) {
       shmbw_region_gone_event event{++watch.session->sequence, watch.id, region.ref()};
@@ -75,15 +79,15 @@ void tell_region(Ledger& ledger, Region& region, shmbw_watch_event_flags what) {
                                                                : SHMBW_EVENT_REGION_GONE;
       send(*watch.session, op, event);
     }
-    if (what == SHMBW_WATCH_EVENT_GONE) destroy_watch(ledger, watch);
+    if (what == SHMBW_WATCH_EVENT_GONE) destroy_watch(watches, watch);
   });
 }
 
-void tell_name(Ledger& ledger, const Group& group, const Region& region) {
-  if (ledger.name_watches.empty()) return;
+void tell_name(Watches& watches, const Group& group, const Region& region) {
+  if (watches.names.empty()) return;
   std::string_view name = region.name->text;
-  auto found = ledger.name_watches.find(name_key(group.uid, group.text(), name));
-  if (found == ledger.name_watches.end()) return;
+  auto found = watches.names.find(name_key(group.uid, group.text(), name));
+  if (found == watches.names.end()) return;
   found->second.each([&](Watch& watch) {
     shmbw_name_appeared_event event{};
     event.sequence = ++watch.session->sequence;
@@ -94,7 +98,7 @@ void tell_name(Ledger& ledger, const Group& group, const Region& region) {
   });
 }
 
-void tell_gpu_state(Ledger&, Region& region, std::int32_t code, std::uint32_t pid) {
+void tell_gpu_state(Region& region, std::int32_t code, std::uint32_t pid) {
   auto tell = [&](Session& session, std::uint64_t watch) {
     if (!session.link) return;
     send(
@@ -126,31 +130,31 @@ void tell_pool_changed(Session& session, std::uint64_t pool) {
   send(session, SHMBW_EVENT_POOL_CHANGED, shmbw_pool_changed_event{++session.sequence, 0, pool});
 }
 
-void tell_world_changed(Session& session, std::uint64_t ledger, std::uint32_t change, std::uint32_t rank,
+void tell_world_changed(Session& session, std::uint64_t world, std::uint32_t change, std::uint32_t rank,
                         std::uint32_t life, std::uint32_t present) {
   send(session, SHMBW_EVENT_WORLD_CHANGED,
-       shmbw_world_changed_event{++session.sequence, 0, ledger, change, rank, present, life});
+       shmbw_world_changed_event{++session.sequence, 0, world, change, rank, present, life});
 }
 
-void tell_ref_unused(Session& session, std::uint64_t ledger, const shmbw_ref_id& reference) {
-  send(session, SHMBW_EVENT_REF_UNUSED, shmbw_ref_unused_event{++session.sequence, 0, ledger, reference});
+void tell_ref_unused(Session& session, std::uint64_t world, const shmbw_ref_id& reference) {
+  send(session, SHMBW_EVENT_REF_UNUSED, shmbw_ref_unused_event{++session.sequence, 0, world, reference});
 }
 
-void tell_ref_changed(Session& session, std::uint64_t ledger, const shmbw_ref_id& reference, std::uint32_t state,
+void tell_ref_changed(Session& session, std::uint64_t world, const shmbw_ref_id& reference, std::uint32_t state,
                       std::uint32_t owner) {
   send(session, SHMBW_EVENT_REF_CHANGED,
-       shmbw_ref_changed_event{++session.sequence, 0, ledger, reference, state, owner});
+       shmbw_ref_changed_event{++session.sequence, 0, world, reference, state, owner});
 }
 
-void tell_group_ended(Ledger& ledger, Group& group, std::uint64_t bytes_freed) {
+void tell_group_ended(Watches& watches, Group& group, std::uint64_t bytes_freed) {
   group.watchers.each([&](Watch& watch) {
     shmbw_group_ended_event event{++watch.session->sequence, watch.id, group.id, bytes_freed};
     send(*watch.session, SHMBW_EVENT_GROUP_ENDED, event);
-    destroy_watch(ledger, watch);
+    destroy_watch(watches, watch);
   });
 }
 
-void tell_reclaim(Ledger& ledger, const ReclaimReport& report, shmbw_death how, std::int32_t code,
+void tell_reclaim(Watches& watches, const ReclaimReport& report, shmbw_death how, std::int32_t code,
                   std::string_view text) {
   text = text.substr(0, 512);
   auto tell = [&](Watch& watch) {
@@ -168,8 +172,9 @@ void tell_reclaim(Ledger& ledger, const ReclaimReport& report, shmbw_death how, 
     event.text_len = static_cast<std::uint16_t>(text.size());
     send(*watch.session, SHMBW_EVENT_RECLAIM, event, text);
   };
-  ledger.all_reclaims.each(tell);
-  if (auto uid = ledger.uids.find(report.uid); uid != ledger.uids.end()) uid->second.reclaims.each(tell);
+  watches.all_reclaims.each(tell);
+  if (auto uid = watches.accounts.uids.find(report.uid); uid != watches.accounts.uids.end())
+    uid->second.reclaims.each(tell);
 }
 
 }  // namespace shmb::daemon

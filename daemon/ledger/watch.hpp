@@ -17,7 +17,7 @@
 namespace shmb::daemon {
 
 class Session;
-class Ledger;
+struct Watches;
 struct Group;
 struct Region;
 
@@ -40,25 +40,25 @@ struct Watch : Hook<Watch, OfTarget> {
 
 // A watch is charged to the session and its uid, and bounded per watched object. An event goes to all watchers at once,
 // so the session that causes it makes all others wait for that long.
-Result<Watch*> make_watch(Ledger& ledger, Session& session, shmbw_watch_kind kind, std::uint32_t events,
+Result<Watch*> make_watch(Watches& watches, Session& session, shmbw_watch_kind kind, std::uint32_t events,
                           Watchers& target);
-void destroy_watch(Ledger& ledger, Watch& watch);
-Watchers& reclaims_of(Ledger& ledger, const Session& session);  // those that this session may see
-bool cancel_watch(Ledger& ledger, Session& session, std::uint64_t id);
+void destroy_watch(Watches& watches, Watch& watch);
+Watchers& reclaims_of(Watches& watches, const Session& session);  // those that this session may see
+bool cancel_watch(Watches& watches, Session& session, std::uint64_t id);
 
-void tell_region(Ledger& ledger, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches
-void tell_name(Ledger& ledger, const Group& group, const Region& region);
+void tell_region(Watches& watches, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches
+void tell_name(Watches& watches, const Group& group, const Region& region);
 // Notifies each holder of a lease, and each watcher.
-void tell_gpu_state(Ledger& ledger, Region& region, std::int32_t code, std::uint32_t pid);
+void tell_gpu_state(Region& region, std::int32_t code, std::uint32_t pid);
 void tell_gpu_drained(Session& session, const Region& region);
 void tell_gpu_device(Session& session, shmbw_gpu_device_event event, std::string_view text);
 void tell_give_up(Session& session, const Region& region);
 void tell_pool_changed(Session& session, std::uint64_t pool);
-void tell_world_changed(Session& session, std::uint64_t ledger, std::uint32_t change, std::uint32_t rank,
+void tell_world_changed(Session& session, std::uint64_t world, std::uint32_t change, std::uint32_t rank,
                         std::uint32_t life, std::uint32_t present);
-void tell_ref_unused(Session& session, std::uint64_t ledger, const shmbw_ref_id& reference);
-void tell_ref_changed(Session& session, std::uint64_t ledger, const shmbw_ref_id& reference, std::uint32_t state,
+void tell_ref_unused(Session& session, std::uint64_t world, const shmbw_ref_id& reference);
+void tell_ref_changed(Session& session, std::uint64_t world, const shmbw_ref_id& reference, std::uint32_t state,
                       std::uint32_t owner);
-void tell_group_ended(Ledger& ledger, Group& group, std::uint64_t bytes_freed);  // ends the watches
+void tell_group_ended(Watches& watches, Group& group, std::uint64_t bytes_freed);  // ends the watches
 
 }  // namespace shmb::daemon

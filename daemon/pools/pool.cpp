@@ -14,10 +14,14 @@
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
+#include "daemon/ledger/accounts.hpp"
 #include "daemon/ledger/create.hpp"
 #include "daemon/ledger/grant.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/pools/pools.hpp"
 #include "proto/names.hpp"
 #include "proto/refusal.hpp"
 
@@ -95,14 +99,14 @@ Result<void> may_join(const Session& session, const Pool* pool) {
 }
 
 // A clean index: no bit, no claim and no place in a ring is left of its last life.
-void admit(Ledger& ledger, Session& session, Pool& pool, std::uint32_t index, bool read_only) {
+void admit(Pools& pools, Session& session, Pool& pool, std::uint32_t index, bool read_only) {
   Participant& who = pool.participants[index];
   ++who.life;
   who.session = &session;
   who.uid = session.uid;
   who.pid = session.pid;
   who.read_only = read_only;
-  who.serial = ++ledger.last_serial;
+  who.serial = ++pools.host.last_serial;
   session.pools.try_emplace(pool.id, static_cast<std::uint8_t>(index));
   set_stamp(pool, index, ParticipantState::joining);
   pool.view.participant(index).pid = session.pid;
@@ -111,23 +115,23 @@ void admit(Ledger& ledger, Session& session, Pool& pool, std::uint32_t index, bo
   pool_changed(pool);
 }
 
-void close_doorbell(Ledger& ledger, Participant& who) {
+void close_doorbell(Pools& pools, Participant& who) {
   if (!who.doorbell) return;
-  (void)close_elsewhere(ledger, who.doorbell_of, std::move(who.doorbell));
-  --ledger.open_descriptors;
-  --ledger.uids.at(who.doorbell_of).doorbells;
-  ledger.drop_uid(who.doorbell_of);
-  if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
+  (void)close_elsewhere(pools.accounts, who.doorbell_of, std::move(who.doorbell));
+  --pools.accounts.open_descriptors;
+  --pools.accounts.uids.at(who.doorbell_of).doorbells;
+  pools.accounts.drop_uid(who.doorbell_of);
+  pools.host.descriptor_freed();
 }
 
 // D1 at once. The repair then continues for one portion here, and in later turns of the loop.
-void part(Ledger& ledger, Pool& pool, std::uint32_t index, ParticipantState as) {
+void part(Pools& pools, Pool& pool, std::uint32_t index, ParticipantState as) {
   Participant& who = pool.participants[index];
   if (pool.making.session == who.session) pool.making = {};
   who.session = nullptr;
   who.state = as;
   pool.view.header().doorbells.fetch_and(~(std::uint64_t{1} << index), std::memory_order_release);
-  close_doorbell(ledger, who);
+  close_doorbell(pools, who);
   who.repair = std::make_unique<Repair>(pool.view, index, as);
   who.repair->run(0, sys::now_monotonic(), pool);
   drop_ends(pool, index, as == ParticipantState::dead);
@@ -135,51 +139,51 @@ void part(Ledger& ledger, Pool& pool, std::uint32_t index, ParticipantState as) 
   pool_changed(pool);
   pool.retry = 0;
   pool.look_again = true;
-  ledger.timers.set(pool, ledger.now());
+  pools.host.timers.set(pool, pools.host.now());
 }
 
 // Freeing many pages takes some 0.1 us for each, so a helper thread does it.
-bool close_areas_elsewhere(Ledger& ledger, Pool& pool) {
+bool close_areas_elsewhere(Pools& pools, Pool& pool) {
   if (pool.control_map.size() < kClosePoolElsewhereFrom) return false;
   std::vector<Mapping> maps;
   std::vector<Fd> fds;
   pool.view = {};
   for (Mapping* map : {&pool.directory_map, &pool.control_map}) maps.push_back(std::move(*map));
   for (Fd* fd : {&pool.directory, &pool.control}) fds.push_back(std::move(*fd));
-  if (!ledger.closer.close(fds, maps, pool.id)) return false;  // closed here, when these two go out of scope
-  ClosingPool& closing = ledger.closing_pools.try_emplace(pool.id).first->second;
+  if (!pools.regions.closer.close(fds, maps, pool.id)) return false;  // closed here, when these two go out of scope
+  ClosingPool& closing = pools.regions.closing_pools.try_emplace(pool.id).first->second;
   closing.uid = pool.group->uid;
   closing.descriptors = kDescriptors;
   closing.bytes = std::move(pool.bytes_charge);
   closing.regions = std::move(pool.regions_charge);
   closing.bytes.rise();
   closing.regions.rise();
-  ledger.hold_uid(closing.uid);
+  pools.accounts.hold_uid(closing.uid);
   return true;
 }
 
-void destroy(Ledger& ledger, Pool& pool) {
+void destroy(Pools& pools, Pool& pool) {
   Group& group = *pool.group;
   if (pool.broken() == Broken::no) break_pool(pool, Broken::broker_ended);  // for processes that still map it
-  drop_lanes(ledger, pool);
+  drop_lanes(pools, pool);
   for (Region* region : pool.segments) {
     --region->pool_holds;
     region->segment_of = 0;
-    release_region(ledger, *region);
+    release_region(pools.regions, *region);
   }
   pool.segments.clear();
-  for (Participant& who : pool.participants) close_doorbell(ledger, who);
+  for (Participant& who : pool.participants) close_doorbell(pools, who);
   if (!pool.name.empty()) group.pool_names.erase(pool.name);
   group.pools.remove(pool);
-  if (!close_areas_elsewhere(ledger, pool)) ledger.open_descriptors -= kDescriptors;
-  ledger.pools.erase(pool.id);
-  if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
-  if (!group.in_service) settle_group(ledger, group);
+  if (!close_areas_elsewhere(pools, pool)) pools.accounts.open_descriptors -= kDescriptors;
+  pools.all.erase(pool.id);
+  pools.host.descriptor_freed();
+  if (!group.in_service) settle_group(pools.groups, group);
 }
 
 }  // namespace
 
-Pool::Pool(Ledger& owner, std::uint64_t number, Group& of) : ledger(owner), id(number), group(&of) {}
+Pool::Pool(Pools& owner, std::uint64_t number, Group& of) : pools(owner), id(number), group(&of) {}
 
 // Also at the end of the broker: sleepers must learn that repair has ended.
 Pool::~Pool() {
@@ -243,46 +247,46 @@ Result<void> usable(const Pool& pool) {
   }
 }
 
-Result<Joined> place_in(Ledger& ledger, Session& session, std::uint64_t id) {
+Result<Joined> place_in(Pools& pools, Session& session, std::uint64_t id) {
   auto at = session.pools.find(id);
-  Pool* pool = at == session.pools.end() ? nullptr : find_pool(ledger, id);
+  Pool* pool = at == session.pools.end() ? nullptr : find_pool(pools, id);
   if (!pool)
     return error(Status::not_found, "no pool " + std::to_string(id) + " that this session has joined: join it first");
   return Joined{pool, at->second};
 }
 
-Result<Joined> usable_place_in(Ledger& ledger, Session& session, std::uint64_t id) {
-  auto place = place_in(ledger, session, id);
+Result<Joined> usable_place_in(Pools& pools, Session& session, std::uint64_t id) {
+  auto place = place_in(pools, session, id);
   if (!place) return place;
   SHMB_TRY_VOID(usable(*place->pool));
   return place;
 }
 
-void lanes_changed(Ledger& ledger, Pool& pool) {
-  if (settle_lanes(ledger, pool)) pool_changed(pool);
+void lanes_changed(Pools& pools, Pool& pool) {
+  if (settle_lanes(pools, pool)) pool_changed(pool);
   pool.look_again = true;
   for (const Participant& who : pool.participants)
-    if (who.repair) return ledger.timers.set(pool, ledger.now());
+    if (who.repair) return pools.host.timers.set(pool, pools.host.now());
 }
 
-Pool* find_pool(Ledger& ledger, std::uint64_t id) {
-  auto at = ledger.pools.find(id);
-  return at == ledger.pools.end() ? nullptr : &at->second;
+Pool* find_pool(Pools& pools, std::uint64_t id) {
+  auto at = pools.all.find(id);
+  return at == pools.all.end() ? nullptr : &at->second;
 }
 
-Result<Joined> make_pool(Ledger& ledger, Session& session, const shmbw_pool_create& wish, std::string_view name) {
+Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create& wish, std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_POOL_KEEP_GIVEN | SHMBW_POOL_REPLACE}) != 0)
     return error(Status::unknown_flags, "pool_create takes no flags but keep_given and replace");
   const bool replace = (wish.flags & SHMBW_POOL_REPLACE) != 0;
   if (replace && name.empty()) return error(Status::invalid, "replace needs a name");
   const bool keep_given = (wish.flags & SHMBW_POOL_KEEP_GIVEN) != 0;
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
-  SHMB_TRY_VOID(check_keep(ledger, wish.keep));
+  SHMB_TRY_VOID(check_keep(pools.host, wish.keep));
   if (!name.empty()) SHMB_TRY_VOID(names::check(name, "pool name"));
   const pool::Shape shape = shape_of(wish);
   SHMB_TRY_VOID(check_shape(shape));
   SHMB_TRY_VOID(may_join(session, nullptr));
-  SHMB_TRY(found, group_for_create(ledger, session, wish.group));
+  SHMB_TRY(found, group_for_create(pools.regions, session, wish.group));
   Group& group = *found;
   const auto taken = name.empty() ? group.pool_names.end() : group.pool_names.find(name);
   Pool* const old = taken == group.pool_names.end() ? nullptr : taken->second;
@@ -293,26 +297,26 @@ Result<Joined> make_pool(Ledger& ledger, Session& session, const shmbw_pool_crea
   Charge name_charge;
   if (!name.empty() && !old) {
     auto charge = group.account.charge(Resource::names, 1);
-    if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
+    if (!charge) return std::unexpected(refuse_limit(pools.groups, session, charge.error()));
     name_charge = std::move(*charge);
   }
-  SHMB_TRY_VOID(room_for_descriptors(ledger, session, group.uid, kDescriptors));
-  SHMB_TRY(regions_charge, charge_group(ledger, session, group, Resource::regions, kRegions));
+  SHMB_TRY_VOID(room_for_descriptors(pools.regions, session, group.uid, kDescriptors));
+  SHMB_TRY(regions_charge, charge_group(pools.regions, session, group, Resource::regions, kRegions));
   const std::uint64_t directory_bytes = pool::directory_bytes(shape), control_bytes = pool::control_bytes(shape);
-  SHMB_TRY(bytes_charge, charge_group(ledger, session, group, Resource::bytes, directory_bytes + control_bytes));
+  SHMB_TRY(bytes_charge, charge_group(pools.regions, session, group, Resource::bytes, directory_bytes + control_bytes));
 
-  const std::uint64_t id = ++ledger.last_region, control_id = ++ledger.last_region;
+  const std::uint64_t id = ++pools.regions.last_id, control_id = ++pools.regions.last_id;
   names::MemfdName label;
-  names::write_memfd_name(label, {ledger.facts.epoch, id, 1, group.uid, group.name, name, group.id});
+  names::write_memfd_name(label, {pools.host.facts.epoch, id, 1, group.uid, group.name, name, group.id});
   SHMB_TRY(directory,
-           make_area(label.data(), directory_bytes, ledger.facts.exec_seal, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL));
-  names::write_memfd_name(label, {ledger.facts.epoch, control_id, 1, group.uid, group.name, name, group.id});
-  SHMB_TRY(control, make_area(label.data(), control_bytes, ledger.facts.exec_seal, F_SEAL_SEAL));
+           make_area(label.data(), directory_bytes, pools.host.facts.exec_seal, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL));
+  names::write_memfd_name(label, {pools.host.facts.epoch, control_id, 1, group.uid, group.name, name, group.id});
+  SHMB_TRY(control, make_area(label.data(), control_bytes, pools.host.facts.exec_seal, F_SEAL_SEAL));
 
-  Pool& pool = ledger.pools.try_emplace(id, ledger, id, group).first->second;
+  Pool& pool = pools.all.try_emplace(id, pools, id, group).first->second;
   pool.name = name;
   pool.owner_uid = group.uid;
-  pool.created = ledger.now();
+  pool.created = pools.host.now();
   pool.keep = keep_given ? wish.keep : group.keep;
   pool.directory = std::move(directory.fd);
   pool.directory_map = std::move(directory.map);
@@ -325,20 +329,20 @@ Result<Joined> make_pool(Ledger& ledger, Session& session, const shmbw_pool_crea
     unname_pool(*old);
   }
   pool.name_charge = std::move(name_charge);
-  pool.view = pool::lay_out(shape, ledger.facts.epoch, id, {pool.directory_map.data(), pool.directory_map.size()},
+  pool.view = pool::lay_out(shape, pools.host.facts.epoch, id, {pool.directory_map.data(), pool.directory_map.size()},
                             {pool.control_map.data(), pool.control_map.size()});
   pool.queues.resize(shape.queues);
   pool.lanes.resize(shape.lanes);
-  ledger.open_descriptors += kDescriptors;
+  pools.accounts.open_descriptors += kDescriptors;
   group.pools.push_back(pool);
   if (!name.empty()) group.pool_names.try_emplace(pool.name, &pool);
   sponsor_group(session, group);
-  admit(ledger, session, pool, 0, false);
-  if (old) settle_pool(ledger, *old);
+  admit(pools, session, pool, 0, false);
+  if (old) settle_pool(pools, *old);
   return Joined{&pool, 0};
 }
 
-Result<Joined> join_pool(Ledger& ledger, Session& session, Pool& pool, bool read_only) {
+Result<Joined> join_pool(Pools& pools, Session& session, Pool& pool, bool read_only) {
   SHMB_TRY_VOID(may_join(session, &pool));
   SHMB_TRY_VOID(usable(pool));
   std::uint32_t index = 0;
@@ -346,20 +350,20 @@ Result<Joined> join_pool(Ledger& ledger, Session& session, Pool& pool, bool read
   if (index == pool::kParticipants)
     return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_PARTICIPANTS, index, index, 1,
                                           "places of the dead are free again when their messages have been read"));
-  admit(ledger, session, pool, index, read_only);
+  admit(pools, session, pool, index, read_only);
   return Joined{&pool, index};
 }
 
-std::uint32_t leave_pool(Ledger& ledger, Pool& pool, std::uint32_t index) {
+std::uint32_t leave_pool(Pools& pools, Pool& pool, std::uint32_t index) {
   pool.participants[index].session->pools.erase(pool.id);
-  part(ledger, pool, index, ParticipantState::left);
+  part(pools, pool, index, ParticipantState::left);
   const std::uint32_t unread = unread_lanes(pool, index);
-  settle_pool(ledger, pool);
+  settle_pool(pools, pool);
   return unread;
 }
 
-Result<Cut> add_segment(Ledger& ledger, Session& session, Pool& pool, const shmbw_pool_segment& wish) {
-  Region* region = ledger.find_region(wish.region.id);
+Result<Cut> add_segment(Pools& pools, Session& session, Pool& pool, const shmbw_pool_segment& wish) {
+  Region* region = pools.regions.find(wish.region.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
   if (!lease) return std::unexpected(no_lease(wish.region.id));
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
@@ -369,7 +373,7 @@ Result<Cut> add_segment(Ledger& ledger, Session& session, Pool& pool, const shmb
   if (!lease->writes() || region->sealed())
     return error(Status::denied, "the session may not write the region: its slots would be of no use");
   // In system mode the mode bits bind readers in any case.
-  if (ledger.private_mode() && !region->many_writers)
+  if (pools.host.private_mode() && !region->many_writers)
     return error(Status::invalid, "the region was not created with many_writers: its first reader would close writing");
   if (wish.slot_size == 0 || wish.slots == 0) return error(Status::invalid, "a segment has slots of at least 1 byte");
   if (wish.slot_size > region->bytes || pool::stride_of(wish.slot_size) > region->bytes / wish.slots)
@@ -421,24 +425,24 @@ Result<Cut> add_segment(Ledger& ledger, Session& session, Pool& pool, const shmb
   return Cut{index, entry.first_slot};
 }
 
-Result<void> set_doorbell(Ledger& ledger, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell) {
+Result<void> set_doorbell(Pools& pools, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell) {
   auto refused = [&](Error why) {
-    (void)close_elsewhere(ledger, session.uid, std::move(doorbell));
+    (void)close_elsewhere(pools.accounts, session.uid, std::move(doorbell));
     return std::unexpected(std::move(why));
   };
   if (!sys::is_pair_end(doorbell.get()))
     return refused(plain(Status::invalid, "a doorbell is one end of a socket pair; another kind of descriptor came"));
   Participant& who = pool.participants[index];
   if (!who.doorbell) {
-    if (const auto shortage = ledger.descriptor_shortage(session.uid, 1, session.admin))
-      return refused(refuse_descriptors(ledger, *shortage));
-    ++ledger.open_descriptors;
-    ++ledger.hold_uid(session.uid).doorbells;
+    if (const auto shortage = pools.accounts.descriptor_shortage(session.uid, 1, session.admin))
+      return refused(refuse_descriptors(pools.host, *shortage));
+    ++pools.accounts.open_descriptors;
+    ++pools.accounts.hold_uid(session.uid).doorbells;
   } else {
-    (void)close_elsewhere(ledger, who.doorbell_of, std::move(who.doorbell));
-    --ledger.uids.at(who.doorbell_of).doorbells;
-    ledger.drop_uid(who.doorbell_of);
-    ++ledger.hold_uid(session.uid).doorbells;
+    (void)close_elsewhere(pools.accounts, who.doorbell_of, std::move(who.doorbell));
+    --pools.accounts.uids.at(who.doorbell_of).doorbells;
+    pools.accounts.drop_uid(who.doorbell_of);
+    ++pools.accounts.hold_uid(session.uid).doorbells;
   }
   const std::uint64_t bit = std::uint64_t{1} << index;
   // Peers fetch it before they need it. Then they can also ring while this broker is stopped.
@@ -469,7 +473,7 @@ void Pool::on_timer(std::int64_t now) {
     const Repair::State state = who.repair->run(lines, monotonic, *this);
     lines = who.repair->left();
     if (who.repair->found_impossible() && broken() == Broken::no) {
-      ledger.log(4, "pool " + text() + " is broken: a participant has written impossible words into it");
+      pools.host.log(4, "pool " + text() + " is broken: a participant has written impossible words into it");
       break_pool(*this, Broken::impossible);
     }
     if (state == Repair::State::working) {
@@ -486,9 +490,9 @@ void Pool::on_timer(std::int64_t now) {
     set_stamp(*this, i, ParticipantState::free);
     freed = true;
   }
-  if (settle_lanes(ledger, *this) || freed) pool_changed(*this);
-  if (working || waiting) ledger.timers.set(*this, working || look_again ? now : look_at);
-  settle_pool(ledger, *this);
+  if (settle_lanes(pools, *this) || freed) pool_changed(*this);
+  if (working || waiting) pools.host.timers.set(*this, working || look_again ? now : look_at);
+  settle_pool(pools, *this);
 }
 
 void unname_pool(Pool& pool) {
@@ -498,31 +502,44 @@ void unname_pool(Pool& pool) {
   pool.name_charge.give_back();
 }
 
-void close_pool(Ledger& ledger, Pool& pool) {
+std::int64_t end_pools(Pools& pools, Group& group, std::int64_t now, bool all) {
+  std::int64_t next = kNever;
+  group.pools.each([&](Pool& pool) {
+    if (!all && !pool.name.empty() && pool.keep < 0) return;
+    if (!all && !pool.name.empty() && group.ended_at + pool.keep > now) {
+      next = std::min(next, group.ended_at + pool.keep);
+      return;
+    }
+    if (!pool.name.empty() || pool.broken() == pool::Broken::no) close_pool(pools, pool);
+  });
+  return next;
+}
+
+void close_pool(Pools& pools, Pool& pool) {
   unname_pool(pool);
   close_queues(pool);
   if (pool.broken() == Broken::no) break_pool(pool, Broken::group_ended);
-  settle_pool(ledger, pool);
+  settle_pool(pools, pool);
 }
 
-void settle_pool(Ledger& ledger, Pool& pool) {
-  if (pool.live() == 0 && pool.name.empty()) destroy(ledger, pool);
+void settle_pool(Pools& pools, Pool& pool) {
+  if (pool.live() == 0 && pool.name.empty()) destroy(pools, pool);
 }
 
-void end_participations(Ledger& ledger, Session& session) {
+void end_participations(Pools& pools, Session& session) {
   while (!session.pools.empty()) {
     auto [id, index] = *session.pools.begin();
     session.pools.erase(session.pools.begin());
-    Pool* pool = find_pool(ledger, id);
+    Pool* pool = find_pool(pools, id);
     if (!pool) continue;
-    part(ledger, *pool, index, ParticipantState::dead);
-    settle_pool(ledger, *pool);
+    part(pools, *pool, index, ParticipantState::dead);
+    settle_pool(pools, *pool);
   }
 }
 
-void leave_pools_over(Ledger& ledger, Session& session) {
+void leave_pools_over(Pools& pools, Session& session) {
   for (auto at = session.pools.begin(); at != session.pools.end();) {
-    Pool* pool = find_pool(ledger, at->first);
+    Pool* pool = find_pool(pools, at->first);
     if (pool && pool->broken() == Broken::no) {
       ++at;
       continue;
@@ -530,20 +547,20 @@ void leave_pools_over(Ledger& ledger, Session& session) {
     const std::uint32_t index = at->second;
     at = session.pools.erase(at);
     if (!pool) continue;
-    part(ledger, *pool, index, ParticipantState::left);
-    settle_pool(ledger, *pool);
+    part(pools, *pool, index, ParticipantState::left);
+    settle_pool(pools, *pool);
   }
 }
 
-void forget_lanes_in_making(Ledger& ledger, const Session& session) {
+void forget_lanes_in_making(Pools& pools, const Session& session) {
   for (const auto& [id, index] : session.pools)
-    if (Pool* pool = find_pool(ledger, id); pool && pool->making.session == &session) pool->making = {};
+    if (Pool* pool = find_pool(pools, id); pool && pool->making.session == &session) pool->making = {};
 }
 
-void move_participations(Session& from, Session& to) {
+void move_participations(Pools& pools, Session& from, Session& to) {
   for (auto [id, index] : from.pools) {
     if (!to.pools.try_emplace(id, index).second) continue;
-    if (Pool* pool = find_pool(from.ledger, id)) {
+    if (Pool* pool = find_pool(pools, id)) {
       pool->participants[index].session = &to;
       if (pool->making.session == &from) pool->making = {};
     }

@@ -26,7 +26,7 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Pools;
 class Session;
 struct Group;
 
@@ -44,7 +44,7 @@ struct Participant {
 };
 
 struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repairs
-  Pool(Ledger& ledger, std::uint64_t id, Group& group);
+  Pool(Pools& pools, std::uint64_t id, Group& group);
   ~Pool();
   void on_timer(std::int64_t now) override;
   bool receivers_done(std::uint32_t lane) override;
@@ -56,7 +56,7 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repa
     return static_cast<pool::Broken>(view.header().broken.load(std::memory_order_relaxed));
   }
 
-  Ledger& ledger;
+  Pools& pools;
   std::uint64_t id;
   Group* group;
   std::string name;  // empty: unnamed
@@ -80,42 +80,45 @@ struct Joined {
   Pool* pool = nullptr;
   std::uint32_t index = 0;
 };
-Result<Joined> make_pool(Ledger& ledger, Session& session, const shmbw_pool_create& wish, std::string_view name);
-Result<Joined> join_pool(Ledger& ledger, Session& session, Pool& pool, bool read_only);
+Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create& wish, std::string_view name);
+Result<Joined> join_pool(Pools& pools, Session& session, Pool& pool, bool read_only);
 // Returns how many of its lanes hold messages that are still unread.
-std::uint32_t leave_pool(Ledger& ledger, Pool& pool, std::uint32_t index);
+std::uint32_t leave_pool(Pools& pools, Pool& pool, std::uint32_t index);
 struct Cut {
   std::uint32_t segment = 0, first_slot = 0;
 };
-Result<Cut> add_segment(Ledger& ledger, Session& session, Pool& pool, const shmbw_pool_segment& wish);
-Result<void> set_doorbell(Ledger& ledger, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell);
+Result<Cut> add_segment(Pools& pools, Session& session, Pool& pool, const shmbw_pool_segment& wish);
+Result<void> set_doorbell(Pools& pools, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell);
 
-Pool* find_pool(Ledger& ledger, std::uint64_t id);
+Pool* find_pool(Pools& pools, std::uint64_t id);
 // Everything in the pool fails from now on, and its sleepers wake.
 void break_pool(Pool& pool, pool::Broken why);
 // Its name becomes free. The pool ends with its last participant.
 void unname_pool(Pool& pool);
 // Its group has ended and does not keep the pool.
-void close_pool(Ledger& ledger, Pool& pool);
+void close_pool(Pools& pools, Pool& pool);
+// The same for all pools of a group that has ended. An unnamed pool ends with its group at once. A named pool has a
+// keep, like a named region; `all`: no keep counts any more. Returns when the next keep ends, kNever for none.
+std::int64_t end_pools(Pools& pools, Group& group, std::int64_t now, bool all);
 // Destroys the pool if nothing holds it. The pool, and a group that has ended, may be gone afterwards.
-void settle_pool(Ledger& ledger, Pool& pool);
+void settle_pool(Pools& pools, Pool& pool);
 // The process of this session has ended, or the broker cannot learn when it will.
-void end_participations(Ledger& ledger, Session& session);
+void end_participations(Pools& pools, Session& session);
 // Ends its places in pools that are over. Nothing in such a pool is given out again, so nothing waits for the process'
 // end.
-void leave_pools_over(Ledger& ledger, Session& session);
+void leave_pools_over(Pools& pools, Session& session);
 // The session's requests are not answered any more.
-void forget_lanes_in_making(Ledger& ledger, const Session& session);
-void move_participations(Session& from, Session& to);
+void forget_lanes_in_making(Pools& pools, const Session& session);
+void move_participations(Pools& pools, Session& from, Session& to);
 void pool_changed(Pool& pool);  // a table of the directory has changed: wakes the participants
 
 // An end is through with a lane. Its memory may be given out again, and waiting repairs look again.
-void lanes_changed(Ledger& ledger, Pool& pool);
+void lanes_changed(Pools& pools, Pool& pool);
 
 // The session's own place in a pool. For a session without a place the pool does not exist. `usable`: the pool is not
 // over.
-Result<Joined> place_in(Ledger& ledger, Session& session, std::uint64_t pool);
-Result<Joined> usable_place_in(Ledger& ledger, Session& session, std::uint64_t pool);
+Result<Joined> place_in(Pools& pools, Session& session, std::uint64_t pool);
+Result<Joined> usable_place_in(Pools& pools, Session& session, std::uint64_t pool);
 // Says what is short in the pool itself, and what helps.
 Error refuse_in_pool(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked,
                      std::string_view remedy);

@@ -8,9 +8,12 @@
 
 #include "base/text.hpp"
 #include "daemon/ledger/grant.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
 #include "daemon/pools/pool.hpp"
+#include "daemon/pools/pools.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {
@@ -133,15 +136,15 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneRequest& wish) {
   return free;
 }
 
-void drop_hold(Ledger& ledger, LaneBook& book, std::map<std::uint64_t, LaneBook::Hold>::iterator at) {
+void drop_hold(Pools& pools, LaneBook& book, std::map<std::uint64_t, LaneBook::Hold>::iterator at) {
   Region& region = *at->second.region;
   book.holds.erase(at);
   --region.pool_holds;
   // A receiver of the region has mapped it by its own lease, whose end says whether it is unmapped.
-  release_region(ledger, region, true);
+  release_region(pools.regions, region, true);
 }
 
-void free_lane(Ledger& ledger, Pool& pool, std::uint32_t index) {
+void free_lane(Pools& pools, Pool& pool, std::uint32_t index) {
   LaneEntry& lane = pool.view.lane(index);
   const bool keeps = kind_of(pool.view.queue(lane.queue)) == QueueKind::broadcast;
   if (const KnownLane known = known_lane(pool.view, index);
@@ -150,7 +153,7 @@ void free_lane(Ledger& ledger, Pool& pool, std::uint32_t index) {
   set_state(lane, LaneState::free);
   if (!keeps) lane.cells = 0;
   LaneBook& book = pool.lanes[index];
-  while (!book.holds.empty()) drop_hold(ledger, book, book.holds.begin());
+  while (!book.holds.empty()) drop_hold(pools, book, book.holds.begin());
   book = LaneBook{};
 }
 
@@ -301,7 +304,7 @@ std::optional<std::uint64_t> lane_offset(const Pool& pool, const QueueEntry* ent
   return find_lane_memory(pool.view, pool::lane_bytes(needed.kind, needed.cells, needed.cell_size));
 }
 
-Result<std::uint32_t> make_queue(Ledger& ledger, Pool& pool, const shmbw_queue_open& wish, std::string_view name) {
+Result<std::uint32_t> make_queue(Pools& pools, Pool& pool, const shmbw_queue_open& wish, std::string_view name) {
   std::uint32_t index = 0;
   while (index < pool.view.queues() && state_of(pool.view.queue(index)) != QueueState::free) ++index;
   if (index == pool.view.queues())
@@ -320,7 +323,7 @@ Result<std::uint32_t> make_queue(Ledger& ledger, Pool& pool, const shmbw_queue_o
   entry.name_length = static_cast<std::uint32_t>(name.size());
   std::memset(entry.name, 0, sizeof entry.name);
   std::memcpy(entry.name, name.data(), std::min(name.size(), sizeof entry.name));
-  pool.queues[index] = QueueBook{++ledger.last_serial};
+  pool.queues[index] = QueueBook{++pools.host.last_serial};
   entry.stamp.store(Stamp{stamp_of(entry).serial + 1, static_cast<std::uint8_t>(QueueState::open)}.word(), kRelease);
   return index;
 }
@@ -380,7 +383,7 @@ bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, co
   return false;
 }
 
-Result<OpenedQueue> open_queue(Ledger& ledger, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
+Result<OpenedQueue> open_queue(Pools& pools, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
                                std::string_view name) {
   std::uint32_t queue = find_queue(pool, name);
   const shmbw_queue_open wish = with_cells(asked, queue == kNone ? nullptr : &pool.view.queue(queue));
@@ -389,7 +392,7 @@ Result<OpenedQueue> open_queue(Ledger& ledger, Pool& pool, std::uint32_t partici
   if (fresh) {
     if ((wish.flags & SHMBW_QUEUE_OPEN_OPEN_ONLY) != 0)
       return error(Status::not_found, "the pool has no queue " + quoted(name));
-    SHMB_TRY(made, make_queue(ledger, pool, wish, name));
+    SHMB_TRY(made, make_queue(pools, pool, wish, name));
     queue = made;
   } else if (auto may = may_open(pool, queue, participant, wish, name); !may) {
     return std::unexpected(may.error());
@@ -429,7 +432,7 @@ Result<OpenedQueue> open_queue(Ledger& ledger, Pool& pool, std::uint32_t partici
   return out;
 }
 
-Result<EndsLeft> close_queue(Ledger& ledger, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish) {
+Result<EndsLeft> close_queue(Pools& pools, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_CLOSE_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of queue_close is not known to this broker");
   if (wish.queue >= pool.view.queues() || stamp_of(pool.view.queue(wish.queue)).serial != wish.serial ||
@@ -450,7 +453,7 @@ Result<EndsLeft> close_queue(Ledger& ledger, Pool& pool, std::uint32_t participa
   if ((wish.flags & SHMBW_QUEUE_CLOSE_REMOVE) != 0) pool.queues[wish.queue].removed = true;
   const EndsLeft left{static_cast<std::uint32_t>(std::popcount(entry.readers.load(kRelaxed))),
                       static_cast<std::uint32_t>(std::popcount(entry.writers.load(kRelaxed)))};
-  settle_lanes(ledger, pool);
+  settle_lanes(pools, pool);
   pool_changed(pool);
   return left;
 }
@@ -504,7 +507,7 @@ bool lane_finished(Pool& pool, std::uint32_t participant, const shmbw_lane_finis
   return true;
 }
 
-Result<void> hold_region(Ledger& ledger, Session& session, Pool& pool, std::uint32_t participant,
+Result<void> hold_region(Pools& pools, Session& session, Pool& pool, std::uint32_t participant,
                          const shmbw_queue_hold& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_HOLD_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of queue_hold is not known to this broker");
@@ -516,12 +519,12 @@ Result<void> hold_region(Ledger& ledger, Session& session, Pool& pool, std::uint
   auto held = book.holds.find(wish.region.id);
   if ((wish.flags & SHMBW_QUEUE_HOLD_DROP) != 0) {
     if (held == book.holds.end()) return error(Status::not_found, "the lane does not hold that region");
-    drop_hold(ledger, book, held);
+    drop_hold(pools, book, held);
     return {};
   }
   if (book.sender_finished) return error(Status::closed, "this session is through with the lane");
   if (held != book.holds.end()) return {};
-  Region* region = ledger.find_region(wish.region.id);
+  Region* region = pools.regions.find(wish.region.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
   if (!lease) return std::unexpected(no_lease(wish.region.id));
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
@@ -529,7 +532,7 @@ Result<void> hold_region(Ledger& ledger, Session& session, Pool& pool, std::uint
   if (((lease->rights | authority(session, *region)) & SHMBW_RIGHT_SHARE) == 0)
     return error(Status::denied, "the lease does not carry share: the region cannot be passed on");
   auto charge = pool.group->account.charge(Resource::leases, 1);
-  if (!charge) return std::unexpected(refuse_limit(ledger, session, charge.error()));
+  if (!charge) return std::unexpected(refuse_limit(pools.groups, session, charge.error()));
   book.holds.try_emplace(region->id, LaneBook::Hold{region, std::move(*charge)});
   ++region->pool_holds;
   return {};
@@ -549,14 +552,14 @@ bool lane_received(Pool& pool, std::uint32_t index) {
   return (pool.queues[lane.queue].removed && queue.readers.load(kRelaxed) == 0) || all_done(known.words);
 }
 
-bool settle_lanes(Ledger& ledger, Pool& pool) {
+bool settle_lanes(Pools& pools, Pool& pool) {
   bool changed = false;
   std::vector<bool> used(pool.view.queues(), false);
   for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
     const LaneEntry& lane = pool.view.lane(i);
     if (state_of(lane) == LaneState::free) continue;
     if (sender_gone(pool, i) && lane_received(pool, i)) {
-      free_lane(ledger, pool, i);
+      free_lane(pools, pool, i);
       changed = true;
     } else {
       used[lane.queue] = true;
@@ -572,7 +575,7 @@ bool settle_lanes(Ledger& ledger, Pool& pool) {
   return changed;
 }
 
-std::size_t drop_idle_holds(Ledger& ledger, Pool& pool, std::uint32_t index, bool& waits) {
+std::size_t drop_idle_holds(Pools& pools, Pool& pool, std::uint32_t index, bool& waits) {
   LaneBook& book = pool.lanes[index];
   const auto idle = [](const auto& hold) { return !hold.second.region->needed(); };
   if (std::ranges::none_of(book.holds, idle)) return 1;
@@ -582,14 +585,14 @@ std::size_t drop_idle_holds(Ledger& ledger, Pool& pool, std::uint32_t index, boo
     waits = true;
   } else {
     for (auto at = book.holds.begin(); at != book.holds.end();)
-      if (const auto here = at++; idle(*here)) drop_hold(ledger, book, here);
+      if (const auto here = at++; idle(*here)) drop_hold(pools, book, here);
   }
   return std::max<std::uint32_t>(lane.cells, 1);
 }
 
-void drop_lanes(Ledger& ledger, Pool& pool) {
+void drop_lanes(Pools& pools, Pool& pool) {
   for (LaneBook& book : pool.lanes)
-    while (!book.holds.empty()) drop_hold(ledger, book, book.holds.begin());
+    while (!book.holds.empty()) drop_hold(pools, book, book.holds.begin());
 }
 
 bool queue_in_use(const Pool& pool, std::uint32_t queue) {

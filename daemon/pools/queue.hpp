@@ -17,7 +17,7 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Pools;
 class Session;
 struct Pool;
 struct Region;
@@ -59,25 +59,25 @@ struct OpenedQueue {
   std::uint32_t queue = 0, serial = 0;
   std::uint32_t lane = pool::kNone, lane_serial = 0;
 };
-Result<OpenedQueue> open_queue(Ledger& ledger, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
+Result<OpenedQueue> open_queue(Pools& pools, Pool& pool, std::uint32_t participant, const shmbw_queue_open& wish,
                                std::string_view name);
 struct EndsLeft {
   std::uint32_t readers = 0, writers = 0;
 };
-Result<EndsLeft> close_queue(Ledger& ledger, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish);
+Result<EndsLeft> close_queue(Pools& pools, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish);
 void close_queues(Pool& pool);  // all of them, for all participants
 // The participant is dead or has left.
 void drop_ends(Pool& pool, std::uint32_t participant, bool died);
 // False: the participant is no end of that lane, or has said so before.
 bool lane_finished(Pool& pool, std::uint32_t participant, const shmbw_lane_finished& wish);
-Result<void> hold_region(Ledger& ledger, Session& session, Pool& pool, std::uint32_t participant,
+Result<void> hold_region(Pools& pools, Session& session, Pool& pool, std::uint32_t participant,
                          const shmbw_queue_hold& wish);
 // Gives back lanes that both ends have left, and removed queues without ends. True: something changed.
-bool settle_lanes(Ledger& ledger, Pool& pool);
-void drop_lanes(Ledger& ledger, Pool& pool);  // at the pool's end
+bool settle_lanes(Pools& pools, Pool& pool);
+void drop_lanes(Pools& pools, Pool& pool);  // at the pool's end
 // Drops the holds on regions without any lease that no message of the lane can name (idle_holds.hpp). Returns how many
 // cache lines it looked at. `waits`: such regions exist, and so do unread messages.
-std::size_t drop_idle_holds(Ledger& ledger, Pool& pool, std::uint32_t lane, bool& waits);
+std::size_t drop_idle_holds(Pools& pools, Pool& pool, std::uint32_t lane, bool& waits);
 bool lane_received(Pool& pool, std::uint32_t lane);  // no process can take a message from it any more
 bool queue_in_use(const Pool& pool, std::uint32_t queue);
 std::uint32_t unread_lanes(Pool& pool, std::uint32_t participant);

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/accounts.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
 #include "daemon/ledger/watch.hpp"
 #include "daemon/remote/world.hpp"
+#include "daemon/remote/worlds.hpp"
 
 namespace shmb::daemon {
 namespace {
@@ -33,9 +36,9 @@ Result<Worker*> living(const Worker& asker, std::uint32_t rank, std::uint32_t li
   return &worker;
 }
 
-Result<Charge> charge_fork(Ledger& ledger, const Worker& maker) {
-  auto charge = ledger.uids.at(maker.uid).account.charge(Resource::references, 1);
-  if (!charge) return std::unexpected(refuse_limit(ledger, *maker.session, charge.error()));
+Result<Charge> charge_fork(Worlds& worlds, const Worker& maker) {
+  auto charge = worlds.accounts.uids.at(maker.uid).account.charge(Resource::references, 1);
+  if (!charge) return std::unexpected(refuse_limit(worlds.groups, *maker.session, charge.error()));
   return std::move(*charge);
 }
 
@@ -104,7 +107,7 @@ std::uint64_t user_ranks(const Reference& reference) {
   return ranks;
 }
 
-Result<Booked> book_reference(Ledger& ledger, Worker& maker, const shmbw_ref_create& wish) {
+Result<Booked> book_reference(Worlds& worlds, Worker& maker, const shmbw_ref_create& wish) {
   SHMB_TRY(owner, living(maker, wish.owner, wish.owner_life, "owner"));
   const bool own = owner == &maker;
   if (wish.state < SHMBW_REF_STATE_REGISTERED || wish.state > SHMBW_REF_STATE_FAILED ||
@@ -125,7 +128,7 @@ Result<Booked> book_reference(Ledger& ledger, Worker& maker, const shmbw_ref_cre
   } else if (wish.counter != 0) {
     return error(Status::invalid, "a counter without the flag given_counter: the broker counts");
   }
-  SHMB_TRY(charge, charge_fork(ledger, maker));
+  SHMB_TRY(charge, charge_fork(worlds, maker));
   maker.last_counter = std::max(maker.last_counter, key.counter);
   Reference fresh;
   fresh.counter = key.counter;
@@ -133,7 +136,7 @@ Result<Booked> book_reference(Ledger& ledger, Worker& maker, const shmbw_ref_cre
   Reference& reference = const_cast<Reference&>(*maker.home->references.emplace(std::move(fresh)).first);
   reference.state = wish.state;
   reference.owner = owner;
-  reference.created = ledger.last_reference = std::max(ledger.now(), ledger.last_reference + 1);
+  reference.created = worlds.last_reference = std::max(worlds.host.now(), worlds.last_reference + 1);
   owner->owned.push_back(reference);
   Fork& fork = add_fork(maker, reference, *user, std::move(charge));
   fork.in_flight = wish.user != kOwnFork;
@@ -141,7 +144,7 @@ Result<Booked> book_reference(Ledger& ledger, Worker& maker, const shmbw_ref_cre
   return Booked{&reference, &fork};
 }
 
-Result<Fork*> book_fork(Ledger& ledger, Worker& maker, const RefKey& key, std::uint32_t user, std::uint32_t life) {
+Result<Fork*> book_fork(Worlds& worlds, Worker& maker, const RefKey& key, std::uint32_t user, std::uint32_t life) {
   Reference* reference = find(maker.home->references, key);
   if (!reference) return no_such_reference();
   if (!may_pass_on(maker, *reference))
@@ -149,7 +152,7 @@ Result<Fork*> book_fork(Ledger& ledger, Worker& maker, const RefKey& key, std::u
   if (reference->state == SHMBW_REF_STATE_OWNER_GONE)
     return error(Status::owner_gone, worker_text(*reference->owner) + ", the owner of the reference, is gone");
   SHMB_TRY(receiver, living(maker, user, life, "user"));
-  SHMB_TRY(charge, charge_fork(ledger, maker));
+  SHMB_TRY(charge, charge_fork(worlds, maker));
   Fork& fork = add_fork(maker, *reference, *receiver, std::move(charge));
   fork.in_flight = true;
   return &fork;

@@ -17,7 +17,7 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Worlds;
 struct Worker;
 struct World;
 struct Reference;
@@ -87,9 +87,9 @@ struct Booked {
   Reference* reference = nullptr;
   Fork* fork = nullptr;
 };
-Result<Booked> book_reference(Ledger& ledger, Worker& maker, const shmbw_ref_create& wish);
+Result<Booked> book_reference(Worlds& worlds, Worker& maker, const shmbw_ref_create& wish);
 // For one life of the user's rank; 0: whichever is present.
-Result<Fork*> book_fork(Ledger& ledger, Worker& maker, const RefKey& reference, std::uint32_t user, std::uint32_t life);
+Result<Fork*> book_fork(Worlds& worlds, Worker& maker, const RefKey& reference, std::uint32_t user, std::uint32_t life);
 Result<Fork*> take_fork(Worker& user, const RefKey& fork, bool tell);
 Result<void> release_fork(Worker& by, const RefKey& fork);
 // Returns the reference; its state afterwards is in it.

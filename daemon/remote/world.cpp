@@ -8,10 +8,14 @@
 #include <utility>
 
 #include "base/text.hpp"
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/accounts.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
 #include "daemon/ledger/watch.hpp"
 #include "daemon/pools/pool.hpp"
+#include "daemon/pools/pools.hpp"
+#include "daemon/remote/worlds.hpp"
 
 namespace shmb::daemon {
 namespace {
@@ -49,8 +53,8 @@ Result<void> check_join(const shmbw_world_join& wish, std::string_view address, 
   return {};
 }
 
-std::string world_text(const World& ledger) {
-  return "port " + std::to_string(ledger.port) + " of uid " + std::to_string(ledger.uid);
+std::string world_text(const World& world) {
+  return "port " + std::to_string(world.port) + " of uid " + std::to_string(world.uid);
 }
 
 std::unexpected<Error> taken(const World& there) {
@@ -62,8 +66,8 @@ std::unexpected<Error> taken(const World& there) {
 
 // The place of a dead worker is free only when its process has ended. A worker that has only closed its connection
 // still reads messages that are meant for its successor.
-bool still_in_pool(Ledger& ledger, const Worker& worker) {
-  Pool* pool = worker.participant == Worker::kNoPlace ? nullptr : find_pool(ledger, worker.home->pool);
+bool still_in_pool(Worlds& worlds, const Worker& worker) {
+  Pool* pool = worker.participant == Worker::kNoPlace ? nullptr : find_pool(worlds.pools, worker.home->pool);
   if (!pool) return false;
   const Participant& place = pool->participants[worker.participant];
   return place.life == worker.participant_life && place.state == pool::ParticipantState::live;
@@ -82,7 +86,7 @@ std::unexpected<Error> wait_for_end(const World& there, const Worker& worker) {
 }
 
 // Whether the worker may replace its predecessor in a complete world. The predecessor has died or is about to.
-Result<void> may_replace(Ledger& ledger, const World& there, const Worker& before) {
+Result<void> may_replace(Worlds& worlds, const World& there, const Worker& before) {
   const std::string where = "the world at " + world_text(there);
   if (before.present()) {
     if (just_ending(before)) return wait_for_end(there, before);
@@ -95,10 +99,10 @@ Result<void> may_replace(Ledger& ledger, const World& there, const Worker& befor
                                           worker_text(before) +
                                           ", which died; a new world begins there when the others have left, or "
                                           "with the first of them that joins again");
-  if (pool_of(ledger, there) == 0)
+  if (pool_of(worlds, there) == 0)
     return error(Status::world_taken, where + " has no pool, because " + worker_text(before) +
                                           " died before others came to it: it ends when its other workers have left");
-  if (still_in_pool(ledger, before))
+  if (still_in_pool(worlds, before))
     return error(Status::not_ready, of_pid(before) + ", of " + where +
                                         " has closed its connection, but its process has not ended: its place is "
                                         "free when it has");
@@ -116,14 +120,14 @@ std::string rank_and_pid(std::uint32_t rank, std::uint32_t pid) {
 }
 
 // Whether the worker may enter the world at this port. False: that world is ending, and a new one takes its port.
-Result<bool> may_enter(Ledger& ledger, const World& there, const shmbw_world_join& wish, std::string_view name) {
+Result<bool> may_enter(Worlds& worlds, const World& there, const shmbw_world_join& wish, std::string_view name) {
   const bool same_size = wish.world_size == there.workers.size();
   if (there.complete) {
     const Worker& before = *there.workers[wish.rank];
     if (!same_size || before.name != name) return taken(there);
     // The same worker comes again after it has left in order. Others may be slower to leave.
     if (before.state == SHMBW_WORKER_STATE_LEFT) return false;
-    SHMB_TRY_VOID(may_replace(ledger, there, before));
+    SHMB_TRY_VOID(may_replace(worlds, there, before));
     return true;
   }
   if (!same_size)
@@ -156,62 +160,62 @@ void replace(World& home, std::uint32_t rank) {
   ++home.replaced;
 }
 
-void forget_port(Ledger& ledger, const World& world) {
-  auto at = ledger.world_ports.find({world.uid, world.port});
-  if (at != ledger.world_ports.end() && at->second == &world) ledger.world_ports.erase(at);
+void forget_port(Worlds& worlds, const World& world) {
+  auto at = worlds.by_port.find({world.uid, world.port});
+  if (at != worlds.by_port.end() && at->second == &world) worlds.by_port.erase(at);
 }
 
-Result<World*> make_world(Ledger& ledger, Session& founder, const shmbw_world_join& wish, std::string_view address) {
-  SHMB_TRY(group, own_group(ledger, founder));
-  Uid& uid = ledger.hold_uid(founder.uid);
+Result<World*> make_world(Worlds& worlds, Session& founder, const shmbw_world_join& wish, std::string_view address) {
+  SHMB_TRY(group, own_group(worlds.groups, founder));
+  Uid& uid = worlds.accounts.hold_uid(founder.uid);
   auto charge = uid.account.charge(Resource::worlds, 1);
   if (!charge) {
-    ledger.drop_uid(founder.uid);
-    return std::unexpected(refuse_limit(ledger, founder, charge.error()));
+    worlds.accounts.drop_uid(founder.uid);
+    return std::unexpected(refuse_limit(worlds.groups, founder, charge.error()));
   }
-  const std::uint64_t id = ++ledger.last_world;
-  World& made = ledger.worlds.try_emplace(id, ledger, id, *group, wish.world_size).first->second;
+  const std::uint64_t id = ++worlds.last_id;
+  World& made = worlds.all.try_emplace(id, worlds, id, *group, wish.world_size).first->second;
   made.uid = founder.uid;
   made.port = wish.port;
   made.address = address;
-  made.created = ledger.now();
+  made.created = worlds.host.now();
   made.charge = std::move(*charge);
   group->worlds.push_back(made);
-  ledger.world_ports[{made.uid, made.port}] = &made;
+  worlds.by_port[{made.uid, made.port}] = &made;
   return &made;
 }
 
 // No worker is in it any more.
-void destroy_world(Ledger& ledger, World& world) {
-  forget_port(ledger, world);
+void destroy_world(Worlds& worlds, World& world) {
+  forget_port(worlds, world);
   Group& group = *world.group;
   const std::uint32_t uid = world.uid;
   group.worlds.remove(world);
-  ledger.worlds.erase(world.id);
-  settle_group(ledger, group);
-  ledger.drop_uid(uid);
+  worlds.all.erase(world.id);
+  settle_group(worlds.groups, group);
+  worlds.accounts.drop_uid(uid);
 }
 
 // The world can never be complete. Its workers learn that from an event, and the cause from the reply to their next
 // request, because an event may be lost. Ranks that have not come learn it when they do. `told`: ranks that know it
 // already, one bit each.
-void fail_world(Ledger& ledger, World& there, const Error& why, std::uint64_t told) {
+void fail_world(Worlds& worlds, World& there, const Error& why, std::uint64_t told) {
   const auto cause = std::make_shared<const Error>(why);
-  ledger.log(6, cause->sentence);
+  worlds.host.log(6, cause->sentence);
   for (const auto& worker : there.workers) {
     if (!worker->session) continue;
     told |= std::uint64_t{1} << worker->rank;
     worker->session->failed_world = there.id;
     worker->session->failure = cause;
   }
-  ledger.failed_worlds.note({.uid = there.uid,
-                             .port = there.port,
-                             .world_size = static_cast<std::uint32_t>(there.workers.size()),
-                             .told = told,
-                             .at = ledger.now(),
-                             .last_pid = ledger.facts.last_pid(),
-                             .cause = cause});
-  end_world(ledger, there);
+  worlds.failed.note({.uid = there.uid,
+                      .port = there.port,
+                      .world_size = static_cast<std::uint32_t>(there.workers.size()),
+                      .told = told,
+                      .at = worlds.host.now(),
+                      .last_pid = worlds.host.facts.last_pid(),
+                      .cause = cause});
+  end_world(worlds, there);
 }
 
 Error name_twice(const World& there, const Worker& one, const Session& two, std::uint32_t rank) {
@@ -223,8 +227,8 @@ Error name_twice(const World& there, const Worker& one, const Session& two, std:
 
 }  // namespace
 
-World::World(Ledger& owner, std::uint64_t number, Group& of, std::uint32_t size)
-    : ledger(owner), id(number), group(&of), workers(size), references(&owner.pool), forks(&owner.pool) {
+World::World(Worlds& owner, std::uint64_t number, Group& of, std::uint32_t size)
+    : worlds(owner), id(number), group(&of), workers(size), references(&owner.host.nodes), forks(&owner.host.nodes) {
   for (std::uint32_t rank = 0; rank < size; ++rank) workers[rank] = make_life(*this, rank);
 }
 
@@ -242,7 +246,9 @@ std::uint32_t World::died() const {
       std::ranges::count(workers, SHMBW_WORKER_STATE_DIED, [](const auto& one) { return one->state; }));
 }
 
-std::uint64_t pool_of(Ledger& ledger, const World& world) { return find_pool(ledger, world.pool) ? world.pool : 0; }
+std::uint64_t pool_of(Worlds& worlds, const World& world) {
+  return find_pool(worlds.pools, world.pool) ? world.pool : 0;
+}
 
 std::string worker_text(const Worker& worker) {
   return "worker " + std::to_string(worker.rank) + " ('" + worker.name + "')";
@@ -254,31 +260,31 @@ void tell_world(World& world, shmbw_world_change change, std::uint32_t rank, con
       tell_world_changed(*worker->session, world.id, change, rank, world.workers[rank]->life, world.present);
 }
 
-Result<Worker*> join_world(Ledger& ledger, Session& session, const shmbw_world_join& wish, std::string_view address,
+Result<Worker*> join_world(Worlds& worlds, Session& session, const shmbw_world_join& wish, std::string_view address,
                            std::string_view name) {
   if (session.worker)
     return error(Status::busy, "this session is " + worker_text(*session.worker) + " of the world at " +
                                    world_text(*session.worker->home) + " already: leave that one first");
   SHMB_TRY_VOID(check_join(wish, address, name));
-  const FailedWorlds::Late late = ledger.failed_worlds.tell(session, wish, ledger.now());
+  const FailedWorlds::Late late = worlds.failed.tell(session, wish, worlds.host.now());
   if (late.certain) return std::unexpected(*late.cause);
   World* there = nullptr;
-  if (auto at = ledger.world_ports.find({session.uid, wish.port}); at != ledger.world_ports.end()) {
-    SHMB_TRY(enters, may_enter(ledger, *at->second, wish, name));
+  if (auto at = worlds.by_port.find({session.uid, wish.port}); at != worlds.by_port.end()) {
+    SHMB_TRY(enters, may_enter(worlds, *at->second, wish, name));
     if (enters) there = at->second;
   }
   if (const Worker* const other = there && !there->complete ? namesake(*there, name) : nullptr) {
     const Error why = name_twice(*there, *other, session, wish.rank);
-    fail_world(ledger, *there, why, std::uint64_t{1} << wish.rank);
+    fail_world(worlds, *there, why, std::uint64_t{1} << wish.rank);
     return std::unexpected(why);
   }
   if (!there) {
-    SHMB_TRY(made, make_world(ledger, session, wish, address));
+    SHMB_TRY(made, make_world(worlds, session, wish, address));
     there = made;
     if (late.cause) {
       there->doubt = late.cause;
       there->in_the_know = late.told;
-      ledger.timers.set(*there, ledger.now() + kDoubt);
+      worlds.host.timers.set(*there, worlds.host.now() + kDoubt);
     }
   }
   if (there->doubt && (there->in_the_know >> wish.rank & 1) != 0) {  // the job has been started again
@@ -287,14 +293,14 @@ Result<Worker*> join_world(Ledger& ledger, Session& session, const shmbw_world_j
   }
   // A worker without a group joins that of the world. So what the workers share lives as long as any of them, not only
   // as long as the first. All of them can also reuse its memory (the shelf).
-  if (!session.group && !session.ended_group) join_group(ledger, session, *there->group);
+  if (!session.group && !session.ended_group) join_group(worlds.groups, session, *there->group);
   if (there->workers[wish.rank]->state == SHMBW_WORKER_STATE_DIED) replace(*there, wish.rank);
   Worker& worker = *there->workers[wish.rank];
   worker.session = &session;
   worker.name = name;
   worker.uid = session.uid;
   worker.pid = session.pid;
-  worker.serial = ++ledger.last_serial;
+  worker.serial = ++worlds.host.last_serial;
   worker.life = ++there->last_life;
   worker.state = SHMBW_WORKER_STATE_PRESENT;
   session.worker = &worker;
@@ -307,7 +313,7 @@ Result<Worker*> join_world(Ledger& ledger, Session& session, const shmbw_world_j
   return &worker;
 }
 
-void leave_world(Ledger& ledger, Session& session, bool died) {
+void leave_world(Worlds& worlds, Session& session, bool died) {
   Worker* leaving = std::exchange(session.worker, nullptr);
   if (!leaving) return;
   Worker& worker = *leaving;
@@ -319,34 +325,34 @@ void leave_world(Ledger& ledger, Session& session, bool died) {
   const std::uint32_t owned = worker.owned.size();
   orphan_references(worker);
   if (died)
-    ledger.log(6, worker_text(worker) + ", pid " + std::to_string(worker.pid) + ", of the world at " +
-                      world_text(world) + " died: " + std::to_string(forks) + " holds on references dropped, " +
-                      std::to_string(owned) + " of its own are lost to others");
+    worlds.host.log(6, worker_text(worker) + ", pid " + std::to_string(worker.pid) + ", of the world at " +
+                           world_text(world) + " died: " + std::to_string(forks) + " holds on references dropped, " +
+                           std::to_string(owned) + " of its own are lost to others");
   if (world.complete && !died) world.ending = true;
   tell_world(world, died ? SHMBW_WORLD_CHANGE_DIED : SHMBW_WORLD_CHANGE_LEFT, worker.rank);
   if (!world.complete && died && world.present != 0) {
     const Error why = {.status = Status::worker_gone,
                        .sentence = of_pid(worker) + ", of the world at " + world_text(world) +
                                    " died before that was complete, so it has ended"};
-    return fail_world(ledger, world, why, std::uint64_t{1} << worker.rank);
+    return fail_world(worlds, world, why, std::uint64_t{1} << worker.rank);
   }
   if (!world.complete) {  // as if it had never come: another worker may take the rank
     worker.name.clear();
     worker.state = SHMBW_WORKER_STATE_ABSENT;
   }
-  if (world.present == 0) destroy_world(ledger, world);
+  if (world.present == 0) destroy_world(worlds, world);
 }
 
 void World::on_timer(std::int64_t) {
   const Error why = *doubt;
-  fail_world(ledger, *this, why, in_the_know);
+  fail_world(worlds, *this, why, in_the_know);
 }
 
-void end_world(Ledger& ledger, World& world) {
+void end_world(Worlds& worlds, World& world) {
   tell_world(world, SHMBW_WORLD_CHANGE_ENDED, 0);
   for (const auto& worker : world.workers)
     if (worker->session) std::exchange(worker->session, nullptr)->worker = nullptr;
-  destroy_world(ledger, world);
+  destroy_world(worlds, world);
 }
 
 void move_worker(Session& from, Session& to) {
@@ -369,17 +375,17 @@ void forget_past(World& world, const Worker& worker) {
   std::erase_if(world.past, [&](const auto& one) { return one.get() == &worker; });
 }
 
-Result<Worker*> worker_in(const Session& session, std::uint64_t ledger) {
-  if (!session.worker && session.failure && ledger == session.failed_world) return std::unexpected(*session.failure);
-  if (!session.worker || (ledger != 0 && session.worker->home->id != ledger))
-    return error(Status::no_world, ledger == 0 ? "this session is in no world of workers"
-                                               : "this session is no worker of world " + std::to_string(ledger) +
-                                                     ": it never was, has left, or the world has ended");
+Result<Worker*> worker_in(const Session& session, std::uint64_t world) {
+  if (!session.worker && session.failure && world == session.failed_world) return std::unexpected(*session.failure);
+  if (!session.worker || (world != 0 && session.worker->home->id != world))
+    return error(Status::no_world, world == 0 ? "this session is in no world of workers"
+                                              : "this session is no worker of world " + std::to_string(world) +
+                                                    ": it never was, has left, or the world has ended");
   return session.worker;
 }
 
-Result<Worker*> working_in(const Session& session, std::uint64_t ledger) {
-  auto worker = worker_in(session, ledger);
+Result<Worker*> working_in(const Session& session, std::uint64_t world) {
+  auto worker = worker_in(session, world);
   if (worker && !(*worker)->home->complete)
     return error(Status::not_ready, "the world is not complete: " + std::to_string((*worker)->home->present) + " of " +
                                         std::to_string((*worker)->home->workers.size()) + " workers have joined");

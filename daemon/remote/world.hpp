@@ -23,7 +23,7 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Worlds;
 class Session;
 struct Group;
 struct OfGroup;
@@ -52,7 +52,7 @@ struct Worker {
 };
 
 struct World final : Timer, Hook<World, OfGroup> {  // the timer ends the doubt
-  World(Ledger& ledger, std::uint64_t id, Group& group, std::uint32_t size);
+  World(Worlds& worlds, std::uint64_t id, Group& group, std::uint32_t size);
   World(const World&) = delete;
   World& operator=(const World&) = delete;
   ~World();
@@ -60,7 +60,7 @@ struct World final : Timer, Hook<World, OfGroup> {  // the timer ends the doubt
   std::uint32_t died() const;
   void on_timer(std::int64_t now) override;
 
-  Ledger& ledger;
+  Worlds& worlds;
   std::uint64_t id;
   Group* group;
   std::uint32_t uid = 0, port = 0;
@@ -81,11 +81,11 @@ struct World final : Timer, Hook<World, OfGroup> {  // the timer ends the doubt
   Forks forks;
 };
 
-Result<Worker*> join_world(Ledger& ledger, Session& session, const shmbw_world_join& wish, std::string_view address,
+Result<Worker*> join_world(Worlds& worlds, Session& session, const shmbw_world_join& wish, std::string_view address,
                            std::string_view name);
 // The role ends, and the world may be gone afterwards. `died`: the worker left without a farewell.
-void leave_world(Ledger& ledger, Session& session, bool died);
-void end_world(Ledger& ledger, World& world);  // its group has ended
+void leave_world(Worlds& worlds, Session& session, bool died);
+void end_world(Worlds& worlds, World& world);  // its group has ended
 void move_worker(Session& from, Session& to);
 // The session has a place in the pool of its world. By that place others know the writer of a message.
 void note_participant(Session& session, const Pool& pool, std::uint32_t index);
@@ -94,12 +94,12 @@ void forget_past(World& world, const Worker& worker);
 
 // The session's own worker in that world (0: the world that it is in). For a session without a worker there, the world
 // does not exist. A worker whose world ended before it was complete gets the cause.
-Result<Worker*> worker_in(const Session& session, std::uint64_t ledger);
+Result<Worker*> worker_in(const Session& session, std::uint64_t world);
 // As worker_in, and the world must be complete: before that there are no references.
-Result<Worker*> working_in(const Session& session, std::uint64_t ledger);
+Result<Worker*> working_in(const Session& session, std::uint64_t world);
 void tell_world(World& world, shmbw_world_change change, std::uint32_t rank, const Session* except = nullptr);
 // The pool in which its workers meet. 0: no worker has named it yet, or it is gone.
-std::uint64_t pool_of(Ledger& ledger, const World& world);
+std::uint64_t pool_of(Worlds& worlds, const World& world);
 std::string worker_text(const Worker& worker);  // "worker 1 ('trainer')"
 
 }  // namespace shmb::daemon

@@ -6,8 +6,8 @@
 #include <span>
 #include <string_view>
 
-#include "daemon/ledger/ledger.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/serve/ledger.hpp"
 #include "proto/codec.hpp"
 #include "proto/refusal.hpp"
 #include "proto/wire_traits.hpp"
@@ -21,7 +21,7 @@ struct Request {
 
   bool silent() const { return (packet.header.flags & SHMBW_HEADER_NO_REPLY) != 0; }
   wire::Writer writer() const {
-    return wire::Writer(std::span(ledger.reply_buffer.get(), std::size_t{SHMBW_MAX_MESSAGE}));
+    return wire::Writer(std::span(ledger.reply.buffer.get(), std::size_t{SHMBW_MAX_MESSAGE}));
   }
   std::uint16_t reply_op() const { return static_cast<std::uint16_t>(packet.header.op | SHMBW_REPLY); }
 
@@ -38,7 +38,7 @@ struct Request {
   // session has noted.
   void yield() const;
   void fail(Status status, std::string_view sentence) const { fail(plain(status, std::string(sentence))); }
-  // Finishes and sends; the descriptors are Ledger::reply_fds.
+  // Finishes and sends; the descriptors are Reply::fds.
   void send(wire::Writer& out) const;
 
   // The fixed part of a plain request. nullopt: answered with an error.
@@ -56,7 +56,7 @@ struct Request {
 // regions that it names. Descriptors that were opened for it count for the session's user meanwhile. Nothing else
 // bounds them, because one region and one lease are enough for all elements of all batches.
 struct BatchUnderWay {
-  // Takes the descriptors of Ledger::reply_fds and reply_owned.
+  // Takes the descriptors of Reply::fds and reply_owned.
   BatchUnderWay(const Request& request, const wire::Writer& writer, std::size_t next_element);
   BatchUnderWay(const BatchUnderWay&) = delete;
   BatchUnderWay& operator=(const BatchUnderWay&) = delete;
@@ -100,10 +100,10 @@ class BatchAnswer {
   // Whether the rest has to wait for the next turn. Call it before each element.
   bool turn_is_over() {
     if (next_ - first_ < kElementsOfTurn) return false;
-    if (const std::size_t lent = request_.ledger.reply_owned.size();
-        lent != 0 && !request_.ledger.may_wait(request_.session.uid, lent))
+    if (const std::size_t lent = request_.ledger.reply.owned.size();
+        lent != 0 && !request_.ledger.accounts.may_wait(request_.session.uid, lent))
       return false;
-    request_.session.batch = std::make_unique<BatchUnderWay>(request_, out_, next_);
+    request_.session.batch = std::make_shared<BatchUnderWay>(request_, out_, next_);
     request_.yield();
     return true;
   }
@@ -112,7 +112,7 @@ class BatchAnswer {
     out_.element(next_++, reply);
   }
   void fail(const Error& error) {
-    ++request_.ledger.refusals;
+    ++request_.ledger.accounts.refusals;
     Reply reply{};
     std::string detail = wire::element_detail(error, std::min(out_.room(), detail_room_));
     reply.outcome = {static_cast<std::int32_t>(error.status), SHMBW_NO_FD, static_cast<std::uint16_t>(detail.size())};

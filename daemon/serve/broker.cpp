@@ -8,8 +8,9 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
-#include "daemon/ledger/ledger.hpp"
 #include "daemon/serve/answer.hpp"
+#include "daemon/serve/ledger.hpp"
+#include "daemon/serve/session_end.hpp"
 
 namespace shmb::daemon {
 namespace {
@@ -21,12 +22,12 @@ constexpr std::size_t kRefusedAtMost = 16;
 class Broker final : public BrokerEvents {
  public:
   Broker(const Config& config, BrokerFacts facts, const Secret& key) : ledger_(config, std::move(facts), key) {}
-  Sys<void> prepare() { return Closer::prepare(ledger_.closer); }
+  Sys<void> prepare() { return Closer::prepare(ledger_.regions.closer); }
 
   // A session has two descriptors, its socket and its pidfd. Half of the reserve is for clients that get the refusal of
   // a full table.
   bool room_for_session(bool admin) const override {
-    return ledger_.descriptors() + 2 + kept_back(admin) <= ledger_.facts.descriptors_limit;
+    return ledger_.accounts.descriptors() + 2 + kept_back(admin) <= ledger_.host.facts.descriptors_limit;
   }
   Session* connected(Link& link) override;
   void packet(Session& session, const wire::PacketView& packet) override {
@@ -34,7 +35,7 @@ class Broker final : public BrokerEvents {
     if (!session.link || session.phase == Phase::ended) return;
     session.held = false;
     dispatch(ledger_, session, packet);
-    if (!session.held) forget_awaited(ledger_, session);
+    if (!session.held) forget_awaited(ledger_.accounts, session);
   }
   bool greeted(const Session& session) const override { return session.greeted(); }
   void end_of_file(Session& session) override {
@@ -52,54 +53,56 @@ class Broker final : public BrokerEvents {
   }
   void process_lives(Session& session) override {
     ledger_.begin_turn();
-    report_lives(ledger_, session.id);
+    report_lives(ledger_.sessions, session.id);
   }
-  bool wants_exit(const Session& session) const override { return ledger_.reports.contains(session.id); }
+  bool wants_exit(const Session& session) const override { return ledger_.sessions.reports.contains(session.id); }
   bool awaits_end(const Session& session) const override { return session.awaits_end(); }
   void process_ended(Session& session) override {
     ledger_.begin_turn();
     session_process_ended(ledger_, session);
   }
   void forget(Session& session) override;
-  std::int64_t next_deadline() const override { return ledger_.timers.next(); }
+  std::int64_t next_deadline() const override { return ledger_.host.timers.next(); }
   void tick(std::int64_t now) override {
     ledger_.begin_turn();
-    ledger_.timers.run(now, ledger_.facts.tick_at_most);
+    ledger_.host.timers.run(now, ledger_.host.facts.tick_at_most);
   }
   bool close_elsewhere(std::uint32_t uid, std::vector<Fd> fds) override {
-    return daemon::close_elsewhere(ledger_, uid, std::move(fds));
+    return daemon::close_elsewhere(ledger_.accounts, uid, std::move(fds));
   }
   bool keep_waiting(std::uint32_t uid, std::size_t descriptors) override {
-    if (ledger_.descriptor_shortage(uid, descriptors, false)) return false;
-    ledger_.count_waiting(uid, static_cast<std::int64_t>(descriptors));
+    if (ledger_.accounts.descriptor_shortage(uid, descriptors, false)) return false;
+    ledger_.accounts.count_waiting(uid, static_cast<std::int64_t>(descriptors));
     return true;
   }
   void waited(std::uint32_t uid, std::size_t descriptors) override {
-    ledger_.count_waiting(uid, -static_cast<std::int64_t>(descriptors));
+    ledger_.accounts.count_waiting(uid, -static_cast<std::int64_t>(descriptors));
   }
-  bool closes_too_many(std::uint32_t uid) override { return ledger_.closes_too_many(uid); }
-  bool keep_pidfd(std::uint32_t uid) override { return ledger_.keep_pidfd(uid); }
-  void pidfd_closed(std::uint32_t uid) override { ledger_.close_pidfd(uid); }
-  int wake_fd() const override { return ledger_.closer.wake_fd(); }
+  bool closes_too_many(std::uint32_t uid) override { return ledger_.accounts.closes_too_many(uid); }
+  bool keep_pidfd(std::uint32_t uid) override { return ledger_.accounts.keep_pidfd(uid); }
+  void pidfd_closed(std::uint32_t uid) override { ledger_.accounts.close_pidfd(uid); }
+  int wake_fd() const override { return ledger_.regions.closer.wake_fd(); }
   void woken() override {
     ledger_.begin_turn();
-    closed_regions(ledger_);
-    seals_done(ledger_);
-    devices_found(ledger_);
+    closed_regions(ledger_.regions);
+    seals_done(ledger_.sessions);
+    devices_found(ledger_.gpu);
   }
-  bool idle() const override { return ledger_.live_sessions == 0 && ledger_.regions.empty() && ledger_.pools.empty(); }
+  bool idle() const override {
+    return ledger_.accounts.live_sessions == 0 && ledger_.regions.all.empty() && ledger_.pools.all.empty();
+  }
 
  private:
   bool drop_one_told(Uid& uid);
-  std::uint64_t kept_back(bool admin) const { return admin ? 0 : ledger_.config.descriptors_reserved / 2; }
+  std::uint64_t kept_back(bool admin) const { return admin ? 0 : ledger_.host.config.descriptors_reserved / 2; }
   Ledger ledger_;
 };
 
 bool Broker::drop_one_told(Uid& uid) {
   const auto told =
-      std::ranges::find_if(uid.refused, [&](std::uint64_t id) { return ledger_.sessions.at(id).refusal_told; });
+      std::ranges::find_if(uid.refused, [&](std::uint64_t id) { return ledger_.sessions.all.at(id).refusal_told; });
   if (told == uid.refused.end()) return false;
-  Session& session = ledger_.sessions.at(*told);
+  Session& session = ledger_.sessions.all.at(*told);
   uid.refused.erase(told);
   session.link->drop("it has the refusal that its user is over a limit, and others wait for theirs");
   return true;
@@ -107,26 +110,27 @@ bool Broker::drop_one_told(Uid& uid) {
 
 Session* Broker::connected(Link& link) {
   const Peer& peer = link.peer();
-  const bool admin = peer.admin || (peer.uid == 0 && !ledger_.private_mode());
+  const bool admin = peer.admin || (peer.uid == 0 && !ledger_.host.private_mode());
   // Its socket and its pidfd are open already.
-  if (ledger_.descriptors() + kept_back(admin) > ledger_.facts.descriptors_limit) return nullptr;
-  Uid& uid = ledger_.hold_uid(peer.uid);
-  const auto full = session_shortage(ledger_, peer.uid, admin);
+  if (ledger_.accounts.descriptors() + kept_back(admin) > ledger_.host.facts.descriptors_limit) return nullptr;
+  Uid& uid = ledger_.accounts.hold_uid(peer.uid);
+  const auto full = session_shortage(ledger_.accounts, peer.uid, admin);
   std::expected<Charge, Shortage> charge = std::unexpected(full.value_or(Shortage{}));
   if (!full) charge = uid.account.charge(Resource::sessions, 1);
   if (!charge && !peer.admin && uid.refused.size() >= kRefusedAtMost && !drop_one_told(uid)) {
-    ledger_.drop_uid(peer.uid);
+    ledger_.accounts.drop_uid(peer.uid);
     return nullptr;
   }
-  std::uint64_t id = ++ledger_.last_session;
-  auto [at, fresh] = ledger_.sessions.try_emplace(id, ledger_, id, link, uid.account);
+  std::uint64_t id = ++ledger_.sessions.last_id;
+  auto [at, fresh] = ledger_.sessions.all.try_emplace(id, ledger_.host, id, link, uid.account);
   Session& session = at->second;
-  ++ledger_.live_sessions;
+  ++ledger_.accounts.live_sessions;
   if (charge) {
     session.charge = std::move(*charge);
   } else if (!peer.admin) {
     uid.refused.push_back(id);
-    session.refusal = full ? refuse_descriptors(ledger_, *full) : refuse_limit(ledger_, session, charge.error());
+    session.refusal =
+        full ? refuse_descriptors(ledger_.host, *full) : refuse_limit(ledger_.groups, session, charge.error());
   }
   return &session;
 }
@@ -134,7 +138,7 @@ Session* Broker::connected(Link& link) {
 void Broker::forget(Session& session) {
   end_session(ledger_, session);
   session_process_ended(ledger_, session);  // no later report will come
-  ledger_.sessions.erase(session.id);
+  ledger_.sessions.all.erase(session.id);
 }
 
 // The last field of /proc/loadavg. Threads have such numbers too.

@@ -12,37 +12,37 @@
 namespace shmb::daemon {
 
 void Request::fail(const Error& error) const {
-  ++ledger.refusals;
+  ++ledger.accounts.refusals;
   if (silent()) return;
-  auto buffer = std::span(ledger.reply_buffer.get(), std::size_t{SHMBW_MAX_MESSAGE});
+  auto buffer = std::span(ledger.reply.buffer.get(), std::size_t{SHMBW_MAX_MESSAGE});
   session.link->reply(wire::write_error_reply(buffer, packet.header.op, packet.header.tag, error), {});
 }
 
 void Request::hold() const {
-  --ledger.requests;
+  --ledger.accounts.requests;
   session.held = true;
   session.link->hold();
 }
 
 void Request::yield() const {
-  --ledger.requests;
-  ledger.holders = {};  // of this request alone
+  --ledger.accounts.requests;
+  ledger.accounts.holders = {};  // of this request alone
   session.held = true;
   session.link->yield();
 }
 
 void Request::refuse_struct(Status status) const {
   if (status == Status::too_new)
-    fail(Status::too_new, "the request uses fields that this broker (" + ledger.facts.version + ") does not know");
+    fail(Status::too_new, "the request uses fields that this broker (" + ledger.host.facts.version + ") does not know");
   else fail(Status::invalid, "the request's sizes do not add up: element count and size, or the lengths of its texts");
 }
 
 void Request::send(wire::Writer& out) const {
-  wire::Bytes packet_out = out.finish(ledger.reply_fds.size());
+  wire::Bytes packet_out = out.finish(ledger.reply.fds.size());
   if (packet_out.empty()) fail(Status::system, "own bug: the reply did not fit into one message");
-  else session.link->reply(packet_out, ledger.reply_fds);
-  ledger.reply_fds.clear();
-  ledger.reply_owned.clear();
+  else session.link->reply(packet_out, ledger.reply.fds);
+  ledger.reply.fds.clear();
+  ledger.reply.owned.clear();
 }
 
 BatchUnderWay::BatchUnderWay(const Request& request, const wire::Writer& writer, std::size_t next_element)
@@ -52,25 +52,25 @@ BatchUnderWay::BatchUnderWay(const Request& request, const wire::Writer& writer,
       tag(request.packet.header.tag),
       out(writer),
       next(next_element),
-      written(ledger.reply_buffer.get(), ledger.reply_buffer.get() + (SHMBW_MAX_MESSAGE - out.room())),
-      fds(std::exchange(ledger.reply_fds, {})),
-      owned(std::exchange(ledger.reply_owned, {})) {
-  ledger.count_waiting(uid, std::ssize(owned));
+      written(ledger.reply.buffer.get(), ledger.reply.buffer.get() + (SHMBW_MAX_MESSAGE - out.room())),
+      fds(std::exchange(ledger.reply.fds, {})),
+      owned(std::exchange(ledger.reply.owned, {})) {
+  ledger.accounts.count_waiting(uid, std::ssize(owned));
 }
 
-BatchUnderWay::~BatchUnderWay() { ledger.count_waiting(uid, -std::ssize(owned)); }
+BatchUnderWay::~BatchUnderWay() { ledger.accounts.count_waiting(uid, -std::ssize(owned)); }
 
 bool BatchUnderWay::belongs_to(const Request& request) const {
   if (op == request.packet.header.op && tag == request.packet.header.tag) return true;
-  ledger.own_bug("own bug: a request was served in part, and another one came instead of its rest");
+  ledger.host.own_bug("own bug: a request was served in part, and another one came instead of its rest");
   return false;
 }
 
 void BatchUnderWay::resume() {
-  ledger.count_waiting(uid, -std::ssize(owned));
-  std::ranges::copy(written, ledger.reply_buffer.get());
-  ledger.reply_fds = std::exchange(fds, {});
-  ledger.reply_owned = std::exchange(owned, {});
+  ledger.accounts.count_waiting(uid, -std::ssize(owned));
+  std::ranges::copy(written, ledger.reply.buffer.get());
+  ledger.reply.fds = std::exchange(fds, {});
+  ledger.reply.owned = std::exchange(owned, {});
 }
 
 namespace {
@@ -132,7 +132,7 @@ void refuse_aloud(const Request& request, Status status, std::string_view senten
 void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) {
   const shmbw_header& header = packet.header;
   const Request request{ledger, session, packet};
-  ++ledger.requests;
+  ++ledger.accounts.requests;
   if (header.n_fds != descriptors_of(packet))
     return session.link->drop("descriptors in a request that takes none, or none in one that takes one");
   if (session.phase == Phase::refused) return session.link->drop("a request after HELLO was refused for good");
@@ -149,7 +149,7 @@ void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) 
   if (hello && session.greeted()) return request.fail(Status::invalid, "HELLO was answered already on this connection");
   if (!traits.known())
     return request.fail(Status::unknown_op, "request " + std::to_string(header.op) + " is not known to this broker (" +
-                                                ledger.facts.version + ")");
+                                                ledger.host.facts.version + ")");
   kHandlers[header.op](request);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/result.hpp"
+#include "daemon/gpu/make_timeline.hpp"
 #include "daemon/gpu/publish.hpp"
 #include "daemon/ledger/grant.hpp"
 #include "daemon/ledger/target.hpp"
@@ -12,13 +13,13 @@ namespace shmb::daemon {
 namespace {
 
 std::uint16_t lend(Ledger& ledger, int fd) {
-  ledger.reply_fds.push_back(fd);
-  return static_cast<std::uint16_t>(ledger.reply_fds.size() - 1);
+  ledger.reply.fds.push_back(fd);
+  return static_cast<std::uint16_t>(ledger.reply.fds.size() - 1);
 }
 
 // A region that this session holds a lease on.
 Result<Lease*> leased(Ledger& ledger, Session& session, const shmbw_region_ref& ref) {
-  Region* region = ledger.find_region(ref.id);
+  Region* region = ledger.regions.find(ref.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
   if (!lease) return std::unexpected(no_lease(ref.id));
   if (ref.generation != 0 && ref.generation != region->generation)
@@ -71,10 +72,10 @@ void serve_gpu_device(const Request& request) {
   std::ranges::copy(wish->uuid, uuid.begin());
   std::uint64_t watch = 0;
   if ((wish->flags & SHMBW_GPU_DEVICE_NODE_GIVEN) != 0) {
-    if (auto given = give_node(ledger, session, uuid, session.link->descriptor()); !given)
+    if (auto given = give_node(ledger.gpu, session, uuid, session.link->descriptor()); !given)
       return request.fail(given.error());
   } else {
-    auto named = name_device(ledger, session, uuid, *pci);
+    auto named = name_device(ledger.gpu, session, uuid, *pci);
     if (!named) return request.fail(named.error());
     watch = *named;
   }
@@ -93,7 +94,7 @@ void serve_gpu_publish(const Request& request) {
     const shmbw_gpu_publish wish = *batch->element<shmbw_gpu_publish>(i);
     const std::string_view name = *texts.take(wish.name_len);
     const std::size_t brought = std::min(brought_by(wish, 0), descriptors.size());  // dispatch has counted them
-    auto published = publish_gpu(ledger, request.session, wish, name, descriptors.first(brought));
+    auto published = publish_gpu(ledger.gpu, request.session, wish, name, descriptors.first(brought));
     descriptors = descriptors.subspan(brought);
     if (!published) {
       answer.fail(published.error());
@@ -119,7 +120,8 @@ void serve_gpu_chunks(const Request& request) {
   auto lease = leased_gpu(request.ledger, request.session, wish->region);
   if (!lease) return request.fail(lease.error());
   Region& region = *(*lease)->region;
-  if (auto added = add_gpu_chunks(request.ledger, request.session, region, *wish, request.session.link->descriptors());
+  if (auto added =
+          add_gpu_chunks(request.ledger.gpu, request.session, region, *wish, request.session.link->descriptors());
       !added)
     return request.fail(added.error());
   request.answer(shmbw_gpu_chunks_reply{region.gpu->state, region.gpu->present()});
@@ -176,8 +178,9 @@ Result<OpenedGpu> open_gpu(Ledger& ledger, Session& session, const shmbw_gpu_ope
     return error(Status::unknown_flags, "a right is not known to this broker");
   if ((wish.rights & SHMBW_RIGHT_MAP_READ) == 0) return error(Status::invalid, "gpu_open asks for map_read at least");
   const bool owner_given = (wish.flags & SHMBW_GPU_OPEN_OWNER_GIVEN) != 0;
-  auto target = find_target(
-      ledger, session, {wish.by, wish.region, wish.ticket, owner_given ? wish.owner_uid : session.uid, group, name});
+  auto target =
+      find_target(ledger.sessions, session,
+                  {wish.by, wish.region, wish.ticket, owner_given ? wish.owner_uid : session.uid, group, name});
   if (!target && target.error().status == Status::stale)
     return error(Status::generation_mismatch, target.error().sentence);
   if (!target) return std::unexpected(target.error());
@@ -185,9 +188,9 @@ Result<OpenedGpu> open_gpu(Ledger& ledger, Session& session, const shmbw_gpu_ope
   if (!on_gpu(region)) return std::unexpected(other_kind(region));
   SHMB_TRY_VOID(check_rights(*target, wish.rights));
   SHMB_TRY_VOID(may_open(region, wish.rights));
-  SHMB_TRY(charge, charge_lease(ledger, session, region, 1));
-  Lease& lease = book_charged(ledger, session, region, wish.rights, 1, Reach::mapped, std::move(charge));
-  if (target->ticket) use_ticket(ledger, *target->ticket);
+  SHMB_TRY(charge, charge_lease(ledger.regions, session, region, 1));
+  Lease& lease = book_charged(ledger.regions, session, region, wish.rights, 1, Reach::mapped, std::move(charge));
+  if (target->ticket) use_ticket(ledger.tickets, *target->ticket);
   return OpenedGpu{&region, &lease};
 }
 
@@ -255,7 +258,7 @@ void serve_gpu_open(const Request& request) {
     const GpuMemory& gpu = **one.gpu;
     std::uint16_t first = SHMBW_NO_FD;
     if (one.shares) {
-      const std::size_t room = SHMBW_MAX_BATCH - ledger.reply_fds.size() - manifests;
+      const std::size_t room = SHMBW_MAX_BATCH - ledger.reply.fds.size() - manifests;
       one.reply.sent = static_cast<std::uint32_t>(std::min<std::size_t>(gpu.present(), room));
       for (std::uint32_t chunk = 0; chunk < one.reply.sent; ++chunk) {
         const std::uint16_t place = lend(ledger, gpu.share(chunk));
@@ -297,21 +300,22 @@ struct Reported {
 };
 
 void blame(Ledger& ledger, const Region& region, const Session& reporter, std::int32_t code) {
-  ledger.log(4, "GPU region " + std::to_string(region.id) + " of pid " + std::to_string(region.gpu->exporter_pid) +
-                    " (uid " + std::to_string(region.group->uid) + ") cannot be imported: the driver's answer to pid " +
-                    std::to_string(reporter.pid) + " was " + std::to_string(code));
+  ledger.host.log(4, "GPU region " + std::to_string(region.id) + " of pid " + std::to_string(region.gpu->exporter_pid) +
+                         " (uid " + std::to_string(region.group->uid) +
+                         ") cannot be imported: the driver's answer to pid " + std::to_string(reporter.pid) + " was " +
+                         std::to_string(code));
 }
 
 // Only for the reporter's own uid: a report of one user must not cost another user's regions.
 Reported report_device_lost(Ledger& ledger, const Session& session, const shmbw_gpu_report& report) {
   Reported out;
-  for (auto& [id, region] : ledger.regions) {
+  for (auto& [id, region] : ledger.regions.all) {
     if (!region.live() || !on_gpu(region) || region.group->uid != session.uid) continue;
     GpuMemory& gpu = *region.gpu;
     const bool usable = gpu.state == SHMBW_GPU_STATE_OK || gpu.state == SHMBW_GPU_STATE_INCOMPLETE ||
                         gpu.state == SHMBW_GPU_STATE_POISONED;
     if (!usable || !std::ranges::equal(gpu.uuid, report.uuid)) continue;
-    set_gpu_state(ledger, region, SHMBW_GPU_STATE_DEVICE_LOST, report.code, session.pid);
+    set_gpu_state(region, SHMBW_GPU_STATE_DEVICE_LOST, report.code, session.pid);
     ++out.regions;
   }
   return out;
@@ -325,7 +329,7 @@ Reported report_import_failed(Ledger& ledger, const Session& session, Region& re
   if (!first || gpu.kind != SHMBW_GPU_KIND_VMM || gpu.exporter == &session || !may_address(session, *region.group))
     return {gpu.state, 0};
   blame(ledger, region, session, code);
-  set_gpu_state(ledger, region, SHMBW_GPU_STATE_INVALID, code, gpu.exporter_pid);
+  set_gpu_state(region, SHMBW_GPU_STATE_INVALID, code, gpu.exporter_pid);
   return {gpu.state, 1};
 }
 
@@ -333,10 +337,10 @@ Result<Reported> report_written(Ledger& ledger, Lease& lease) {
   if (!lease.writes())
     return error(Status::denied, "the session's lease carries no map_write: there is nothing to give up");
   Region& region = *lease.region;
-  set_lease(ledger, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, Reach::mapped);
+  set_lease(ledger.regions, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, Reach::mapped);
   if (region.writers == 0 && !region.many_writers) {
     region.state = SHMBW_REGION_STATE_PUBLISHED;
-    tell_region(ledger, region, SHMBW_WATCH_EVENT_PUBLISHED);
+    tell_region(ledger.watches, region, SHMBW_WATCH_EVENT_PUBLISHED);
   }
   return Reported{region.gpu->state, 1};
 }
@@ -345,7 +349,7 @@ Result<Reported> report_written(Ledger& ledger, Lease& lease) {
 Result<Reported> report_timeline_over(Ledger& ledger, Lease& lease) {
   if (lease.region->gpu->exporter != lease.session)
     return error(Status::denied, "only a timeline's producer says that it is written");
-  gpu_lease_over(ledger, lease);
+  gpu_lease_over(ledger.regions, lease);
   return Reported{lease.region->gpu->state, 1};
 }
 
@@ -411,13 +415,13 @@ static Result<shmbw_gpu_retire_reply> retire(Ledger& ledger, Session& session, c
   const std::uint32_t users = region.leases.size() - 1;
   region.group->names.remove(region);
   if (users != 0) {
-    set_gpu_state(ledger, region, SHMBW_GPU_STATE_RETIRED, 0, session.pid);
+    set_gpu_state(region, SHMBW_GPU_STATE_RETIRED, 0, session.pid);
     return shmbw_gpu_retire_reply{{}, users, 0};
   }
   gpu.exporter = nullptr;
   gpu.state = SHMBW_GPU_STATE_RETIRED;
   region.bytes_charge.give_back();  // a ticket or a message may still name the region
-  drop_lease(ledger, *lease);
+  drop_lease(ledger.regions, *lease);
   return shmbw_gpu_retire_reply{{}, 0, 0};
 }
 
@@ -433,7 +437,7 @@ void serve_gpu_timeline(const Request& request) {
   wire::TextReader texts(request.packet.rest);
   auto name = texts.take(wish->name_len);
   if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
-  auto made = make_timeline(ledger, request.session, *wish, *name);
+  auto made = make_timeline(ledger.gpu, request.session, *wish, *name);
   if (!made) return request.fail(made.error());
   const Region& region = **made;
   lend(ledger, region.fd.get());

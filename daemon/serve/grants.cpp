@@ -20,7 +20,7 @@ static Result<Session*> end_of_ticket(const Request& request, const shmbw_ticket
     return nullptr;
   }
   if (wish.session == 0) return &request.session;
-  Session* session = request.ledger.find_session(wish.session);
+  Session* session = request.ledger.sessions.find(wish.session);
   if (!session || !session->greeted() || session->process_gone || session->uid != request.session.uid)
     return error(Status::not_found, "session " + std::to_string(wish.session) +
                                         ", with which the ticket is to end, has ended or is not this user's");
@@ -29,7 +29,7 @@ static Result<Session*> end_of_ticket(const Request& request, const shmbw_ticket
 
 // The session's lease on the region, or the error: without a lease it can neither publish nor pass on.
 static Result<Lease*> own_lease(Ledger& ledger, Session& session, const shmbw_region_ref& ref) {
-  Region* region = ledger.find_region(ref.id);
+  Region* region = ledger.regions.find(ref.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
   if (!lease) return std::unexpected(no_lease(ref.id));
   if (ref.generation != 0 && ref.generation != region->generation)
@@ -56,7 +56,7 @@ void serve_publish(const Request& request) {
                                             (pins == 1 ? " process" : " processes") +
                                             ": unregister it there, then publish");
   Result<Charge> name_charge = Charge{};
-  if (region.promised) name_charge = may_keep_promise(ledger, request.session, region);
+  if (region.promised) name_charge = may_keep_promise(ledger.groups, request.session, region);
   if (!name_charge) return request.fail(name_charge.error());
   AwaitedSeals* const seals = awaited_seals(request.session, region, kPublishingSeals);
   if (seals && seals->code != 0) return request.fail(publication_refused(seals->code));
@@ -66,12 +66,13 @@ void serve_publish(const Request& request) {
   if (!reader) return request.fail(reader.error());
   if (region.state != SHMBW_REGION_STATE_PUBLISHED) {
     if (auto may = may_be_published(region, **lease); !may) return request.fail(may.error());
-    if (auto begun = await_seals(ledger, request.session, region, kPublishingSeals, std::move(*reader)); !begun)
+    if (auto begun = await_seals(ledger.sessions, request.session, region, kPublishingSeals, std::move(*reader));
+        !begun)
       return request.fail(begun.error());
     return request.hold();
   }
-  if (region.promised) keep_promise(ledger, region, std::move(*name_charge));
-  ledger.reply_fds.push_back(reader->get());
+  if (region.promised) keep_promise(ledger.regions, region, std::move(*name_charge));
+  ledger.reply.fds.push_back(reader->get());
   request.answer(shmbw_publish_reply{region.ref(), (*lease)->rights, 0});
 }
 
@@ -83,7 +84,7 @@ void serve_ticket_create(const Request& request) {
   auto lease = own_lease(ledger, request.session, wish->region);
   if (!lease) return request.fail(lease.error());
   Region& region = *(*lease)->region;
-  const Limits& limits = ledger.config.limits;
+  const Limits& limits = ledger.host.config.limits;
   if ((wish->rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
     return request.fail(Status::unknown_flags, "a right is not known to this broker");
   if ((wish->flags & ~std::uint32_t{SHMBW_TICKET_CREATE_KNOWN}) != 0)
@@ -115,7 +116,7 @@ void serve_ticket_create(const Request& request) {
   }
   auto end = end_of_ticket(request, *wish);
   if (!end) return request.fail(end.error());
-  auto ticket = make_ticket(ledger, request.session, region, wish->rights, std::max(wish->uses, 1U), lifetime);
+  auto ticket = make_ticket(ledger.tickets, request.session, region, wish->rights, std::max(wish->uses, 1U), lifetime);
   if (!ticket) return request.fail(ticket.error());
   if (*end) end_with_session(**end, **ticket);
   shmbw_ticket_create_reply reply{};
@@ -131,11 +132,11 @@ void serve_ticket_revoke(const Request& request) {
   auto wish = request.read<shmbw_ticket_revoke>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  Ticket* ticket = find_ticket(ledger, Secret::from(wish->ticket));
+  Ticket* ticket = find_ticket(ledger.tickets, Secret::from(wish->ticket));
   if (!ticket || !may_revoke(request.session, *ticket))
     return request.fail(Status::not_found, "no such ticket of this session or its group: it may be used up or over");
   const shmbw_ticket_revoke_reply reply{ticket->uses_left, 0};
-  destroy_ticket(ledger, *ticket);
+  destroy_ticket(ledger.tickets, *ticket);
   request.answer(reply);
 }
 
@@ -163,10 +164,10 @@ void serve_tickets_release(const Request& request) {
   };
   shmbw_tickets_release_reply reply{};
   Tally tally;
-  Tally* const outer = std::exchange(ledger.tally, &tally);
-  auto at = ledger.tickets_in_order.upper_bound(wish->cursor);
+  Tally* const outer = std::exchange(ledger.regions.tally, &tally);
+  auto at = ledger.tickets.in_order.upper_bound(wish->cursor);
   std::uint64_t last = 0;
-  for (std::uint32_t looks = 0; at != ledger.tickets_in_order.end(); ++looks) {
+  for (std::uint32_t looks = 0; at != ledger.tickets.in_order.end(); ++looks) {
     if (looks == kLooks || reply.tickets == kEnds) {
       reply.next = last;
       break;
@@ -179,10 +180,10 @@ void serve_tickets_release(const Request& request) {
       ++reply.held;
       continue;
     }
-    destroy_ticket(ledger, ticket);
+    destroy_ticket(ledger.tickets, ticket);
     ++reply.tickets;
   }
-  ledger.tally = outer;
+  ledger.regions.tally = outer;
   reply.regions = tally.regions;
   reply.bytes_freed = tally.bytes;
   request.answer(reply);
@@ -193,7 +194,7 @@ void serve_tickets_release(const Request& request) {
 static Result<Lease*> inherit(Ledger& ledger, Session& session, const shmbw_inherit& wish) {
   if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
     return error(Status::unknown_flags, "a right is not known to this broker");
-  Session* source = session.fork_source ? ledger.find_session(session.fork_source) : nullptr;
+  Session* source = session.fork_source ? ledger.sessions.find(session.fork_source) : nullptr;
   if (!source) return error(Status::not_found, "no session to inherit from: HELLO named none, or it has ended");
   SHMB_TRY(held, own_lease(ledger, *source, wish.region));
   if (on_gpu(*held->region))
@@ -201,7 +202,7 @@ static Result<Lease*> inherit(Ledger& ledger, Session& session, const shmbw_inhe
   std::uint32_t rights = wish.rights ? wish.rights : held->rights;
   if ((rights & ~held->rights) != 0)
     return error(Status::denied, "the parent's lease does not carry " + rights_text(rights & ~held->rights));
-  return book_lease(ledger, session, *held->region, rights, std::max(wish.count, 1U), held->reach);
+  return book_lease(ledger.regions, session, *held->region, rights, std::max(wish.count, 1U), held->reach);
 }
 
 void serve_inherit(const Request& request) {

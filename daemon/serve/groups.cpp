@@ -22,14 +22,14 @@ void serve_group_create(const Request& request) {
     return request.fail(Status::unknown_flags, "a group flag is not known to this broker");
   if (!name->empty())
     if (auto valid = names::check(*name, "group name"); !valid) return request.fail(valid.error());
-  if (auto keep = check_keep(ledger, wish->keep); !keep) return request.fail(keep.error());
-  Group* group = name->empty() ? nullptr : find_group(ledger, session.uid, *name);
+  if (auto keep = check_keep(ledger.host, wish->keep); !keep) return request.fail(keep.error());
+  Group* group = name->empty() ? nullptr : find_group(ledger.groups, session.uid, *name);
   if (group && (wish->flags & SHMBW_GROUP_ADOPT_EXISTING) == 0)
     return request.fail(Status::exists, "a group '" + std::string(*name) + "' of uid " + std::to_string(session.uid) +
                                             " is there already; join it or adopt it");
   if (!group) {
     auto made = make_group(
-        ledger, session,
+        ledger.groups, session,
         {*name, wish->keep, wish->limit_bytes, wish->limit_regions, (wish->flags & SHMBW_GROUP_SUPERVISED) != 0});
     if (!made) return request.fail(made.error());
     group = *made;
@@ -54,7 +54,8 @@ void serve_group_join(const Request& request) {
   const Secret token = Secret::from(wish->token);
   if (token.zero() && name->empty()) return request.fail(Status::invalid, "a join needs a token or a name");
   const std::uint32_t owner = (wish->flags & SHMBW_JOIN_OWNER_GIVEN) != 0 ? wish->owner_uid : session.uid;
-  Group* const group = token.zero() ? addressed_group(ledger, session, owner, *name) : find_group(ledger, token);
+  Group* const group =
+      token.zero() ? addressed_group(ledger.groups, session, owner, *name) : find_group(ledger.groups, token);
   if (!group && token.zero()) return request.fail(no_such_group(session, owner, *name));
   if (!group)
     return request.fail(Status::not_found,
@@ -64,9 +65,9 @@ void serve_group_join(const Request& request) {
     if (session.supervises && session.supervises != group)
       return request.fail(Status::busy,
                           "this session supervises another group already; leave that one or connect again");
-    supervise_group(ledger, session, *group);
+    supervise_group(ledger.groups, session, *group);
   } else {
-    join_group(ledger, session, *group);
+    join_group(ledger.groups, session, *group);
   }
   request.answer(shmbw_group_join_reply{group->id});
 }
@@ -78,12 +79,12 @@ void serve_group_leave(const Request& request) {
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
   if (wish->group != 0 && session.supervises && session.supervises->id == wish->group)
-    stop_supervising(ledger, session);
+    stop_supervising(ledger.groups, session);
   else if (wish->group == 0 || (session.group && session.group->id == wish->group) ||
            session.ended_group == wish->group)
-    leave_group(ledger, session);
-  else if (Group* made = find_group(ledger, wish->group); made && made->sponsor == &session)
-    stop_sponsoring(ledger, *made);  // a group that it made and that no session has joined
+    leave_group(ledger.groups, session);
+  else if (Group* made = find_group(ledger.groups, wish->group); made && made->sponsor == &session)
+    stop_sponsoring(ledger.groups, *made);  // a group that it made and that no session has joined
   else return request.fail(Status::not_found, "this session is not in that group");
   request.answer(shmbw_group_leave_reply{session.group ? session.group->id : 0});
 }
@@ -95,7 +96,8 @@ Result<Group*> meant_group(const Request& request, std::uint64_t id, std::string
   const Session& session = request.session;
   if (id == 0 && name.empty())
     return std::unexpected(plain(Status::not_found, "no group was named: give its id or name"));
-  Group* const group = id != 0 ? find_group(request.ledger, id) : find_group(request.ledger, session.uid, name);
+  Group* const group =
+      id != 0 ? find_group(request.ledger.groups, id) : find_group(request.ledger.groups, session.uid, name);
   if (group != nullptr && (may_address(session, *group) || session.admin)) return group;
   return std::unexpected(id != 0 ? no_such_group(id) : no_such_group(session, session.uid, name));
 }
@@ -149,18 +151,18 @@ void serve_group_end(const Request& request) {
   const std::uint64_t id = group->id;
   shmbw_group_end_reply reply{};
   Tally tally;
-  ledger.tally = &tally;
+  ledger.regions.tally = &tally;
   reply.members = group->members.size();
   if (tree_gone) {
     group->tree_gone = true;
-    settle_group(ledger, *group);
-    group = find_group(ledger, id);
-    if (group && group->kept() && (wish->flags & SHMBW_END_RELEASE_KEPT) != 0) end_group(ledger, *group, true);
+    settle_group(ledger.groups, *group);
+    group = find_group(ledger.groups, id);
+    if (group && group->kept() && (wish->flags & SHMBW_END_RELEASE_KEPT) != 0) end_group(ledger.groups, *group, true);
   } else {
-    end_group(ledger, *group, (wish->flags & SHMBW_END_RELEASE_KEPT) != 0);
+    end_group(ledger.groups, *group, (wish->flags & SHMBW_END_RELEASE_KEPT) != 0);
   }
-  ledger.tally = nullptr;
-  group = find_group(ledger, id);
+  ledger.regions.tally = nullptr;
+  group = find_group(ledger.groups, id);
   reply.regions = group ? group->regions.size() : 0;
   reply.bytes_freed = tally.bytes;
   request.answer(reply);
@@ -205,11 +207,11 @@ void serve_group_limit(const Request& request) {
 namespace {
 
 Result<Watch*> watch_region(Ledger& ledger, Session& session, const shmbw_watch& wish, std::uint32_t& state) {
-  Region* region = ledger.find_region(wish.region.id);
+  Region* region = ledger.regions.find(wish.region.id);
   if (!region || authority(session, *region) == 0) return std::unexpected(no_such_region(wish.region.id));
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
     return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
-  auto watch = make_watch(ledger, session, SHMBW_WATCH_KIND_REGION, wish.events, region->watchers);
+  auto watch = make_watch(ledger.watches, session, SHMBW_WATCH_KIND_REGION, wish.events, region->watchers);
   if (!watch) return watch;
   (*watch)->region = region;
   if (region->unmapped_writers == 0) state |= SHMBW_WATCH_EVENT_READY;
@@ -221,21 +223,21 @@ Result<Watch*> watch_name(Ledger& ledger, Session& session, const shmbw_watch& w
                           std::string_view name, std::uint32_t& state) {
   SHMB_TRY_VOID(names::check(name, "region name"));
   std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
-  Group* group = addressed_group(ledger, session, owner, group_text);
+  Group* group = addressed_group(ledger.groups, session, owner, group_text);
   // A session may wait for a name before its group exists, but only where it could address that group.
   std::string waited(group_text);
   if (group) {
     owner = group->uid;
     waited = group->text();
   } else if (owner != session.uid || group_text.empty() || names::is_group_id(group_text)) {
-    return std::unexpected(no_such_name(ledger, session, "region", owner, group_text, name));
+    return std::unexpected(no_such_name(ledger.groups, session, "region", owner, group_text, name));
   } else if (auto valid_group = names::check(group_text, "group name"); !valid_group) {
     return std::unexpected(valid_group.error());
   }
-  auto at = ledger.name_watches.try_emplace(name_key(owner, waited, name)).first;
-  auto watch = make_watch(ledger, session, SHMBW_WATCH_KIND_NAME, wish.events, at->second);
+  auto at = ledger.watches.names.try_emplace(name_key(owner, waited, name)).first;
+  auto watch = make_watch(ledger.watches, session, SHMBW_WATCH_KIND_NAME, wish.events, at->second);
   if (!watch) {
-    if (at->second.empty()) ledger.name_watches.erase(at);
+    if (at->second.empty()) ledger.watches.names.erase(at);
     return watch;
   }
   (*watch)->name = &*at;
@@ -246,10 +248,11 @@ Result<Watch*> watch_name(Ledger& ledger, Session& session, const shmbw_watch& w
 Result<Watch*> watch_group(Ledger& ledger, Session& session, const shmbw_watch& wish, std::string_view group_text,
                            std::uint32_t& state) {
   std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
-  Group* group = wish.group ? find_group(ledger, wish.group) : addressed_group(ledger, session, owner, group_text);
+  Group* group =
+      wish.group ? find_group(ledger.groups, wish.group) : addressed_group(ledger.groups, session, owner, group_text);
   if (!group || !may_address(session, *group))
     return std::unexpected(wish.group ? no_such_group(wish.group) : no_such_group(session, owner, group_text));
-  auto watch = make_watch(ledger, session, SHMBW_WATCH_KIND_GROUP, wish.events, group->watchers);
+  auto watch = make_watch(ledger.watches, session, SHMBW_WATCH_KIND_GROUP, wish.events, group->watchers);
   if (!watch) return watch;
   (*watch)->group = group;
   if (group->ended_at != 0) state |= SHMBW_WATCH_EVENT_ENDED;
@@ -257,7 +260,8 @@ Result<Watch*> watch_group(Ledger& ledger, Session& session, const shmbw_watch& 
 }
 
 Result<Watch*> watch_reclaims(Ledger& ledger, Session& session, const shmbw_watch& wish) {
-  auto watch = make_watch(ledger, session, SHMBW_WATCH_KIND_RECLAIM, wish.events, reclaims_of(ledger, session));
+  auto watch =
+      make_watch(ledger.watches, session, SHMBW_WATCH_KIND_RECLAIM, wish.events, reclaims_of(ledger.watches, session));
   if (!watch) return watch;
   (*watch)->only_group = wish.group;
   return watch;
@@ -278,7 +282,7 @@ void serve_watch(const Request& request) {
       (wish->events & ~std::uint32_t{SHMBW_WATCH_EVENT_KNOWN}) != 0)
     return request.fail(Status::unknown_flags, "a watch flag or event is not known to this broker");
   if (wish->kind == SHMBW_WATCH_KIND_CANCEL) {
-    if (!cancel_watch(ledger, session, wish->watch))
+    if (!cancel_watch(ledger.watches, session, wish->watch))
       return request.fail(Status::not_found, "no such watch of this session; its target may have ended");
     return request.answer(shmbw_watch_reply{wish->watch, 0, 0});
   }

@@ -48,7 +48,7 @@ struct Filter {
   // The one region that the filter can mean: `kNoRegion` if there is none, 0 if there may be many.
   std::uint64_t only_region(Ledger& ledger) const {
     if (wish.region.id != 0 || name.empty()) return wish.region.id;
-    const Group* const in = wish.group != 0 ? find_group(ledger, wish.group) : group;
+    const Group* const in = wish.group != 0 ? find_group(ledger.groups, wish.group) : group;
     if (!in) return by_group() ? kNoRegion : 0;
     const Region* const named = in->names.find(name);
     return named ? named->id : kNoRegion;
@@ -131,7 +131,7 @@ class Page {
     } else if (counted_) {
       listing.reset();
     }
-    std::memcpy(request_.ledger.reply_buffer.get() + sizeof(shmbw_header), &reply_, sizeof reply_);
+    std::memcpy(request_.ledger.reply.buffer.get() + sizeof(shmbw_header), &reply_, sizeof reply_);
     request_.send(out_);
   }
 

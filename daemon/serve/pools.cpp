@@ -27,9 +27,9 @@ void answer_joined(const Request& request, const Joined& joined, Fd directory) {
   reply.control_bytes = pool.control_map.size();
   reply.participant = joined.index;
   reply.life = pool.participants[joined.index].life;
-  ledger.reply_fds.push_back(directory.get());
-  ledger.reply_fds.push_back(pool.control.get());
-  ledger.reply_owned.push_back(std::move(directory));
+  ledger.reply.fds.push_back(directory.get());
+  ledger.reply.fds.push_back(pool.control.get());
+  ledger.reply.owned.push_back(std::move(directory));
   request.answer(reply);
 }
 
@@ -37,17 +37,17 @@ Result<Pool*> addressed_pool(Ledger& ledger, Session& session, const shmbw_pool_
                              std::string_view name) {
   if (wish.pool != 0) {
     if (!group_text.empty() || !name.empty()) return error(Status::invalid, "join a pool by its id or by its name");
-    Pool* pool = find_pool(ledger, wish.pool);
+    Pool* pool = find_pool(ledger.pools, wish.pool);
     if (!pool || !may_address(session, *pool->group))
       return std::unexpected(wire::not_found({.what = "pool", .id = wish.pool}));
     return pool;
   }
   SHMB_TRY_VOID(names::check(name, "pool name"));
   const std::uint32_t owner = (wish.flags & SHMBW_POOL_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
-  Group* group = addressed_group(ledger, session, owner, group_text);
+  Group* group = addressed_group(ledger.groups, session, owner, group_text);
   const auto at = group ? group->pool_names.find(name) : decltype(group->pool_names.end())();
   if (!group || at == group->pool_names.end())
-    return std::unexpected(no_such_name(ledger, session, "pool", owner, group_text, name));
+    return std::unexpected(no_such_name(ledger.groups, session, "pool", owner, group_text, name));
   return at->second;
 }
 
@@ -59,11 +59,11 @@ void serve_pool_create(const Request& request) {
   wire::TextReader texts(request.packet.rest);
   auto name = texts.take(wish->name_len);
   if (!name || !texts.done()) return request.refuse_struct(Status::invalid);
-  auto made = make_pool(request.ledger, request.session, *wish, *name);
+  auto made = make_pool(request.ledger.pools, request.session, *wish, *name);
   if (!made) return request.fail(made.error());
   auto directory = reopen_read_only(made->pool->directory.get(), "the directory of the pool");
   if (!directory) {  // nothing has left the broker yet
-    leave_pool(request.ledger, *made->pool, made->index);
+    leave_pool(request.ledger.pools, *made->pool, made->index);
     return request.fail(directory.error());
   }
   answer_joined<shmbw_pool_create_reply>(request, *made, std::move(*directory));
@@ -83,7 +83,7 @@ void serve_pool_join(const Request& request) {
   if (!pool) return request.fail(pool.error());
   auto directory = reopen_read_only((*pool)->directory.get(), "the directory of the pool");
   if (!directory) return request.fail(directory.error());
-  auto joined = join_pool(request.ledger, request.session, **pool, (wish->flags & SHMBW_POOL_READ_ONLY) != 0);
+  auto joined = join_pool(request.ledger.pools, request.session, **pool, (wish->flags & SHMBW_POOL_READ_ONLY) != 0);
   if (!joined) return request.fail(joined.error());
   note_participant(request.session, **pool, joined->index);
   answer_joined<shmbw_pool_join_reply>(request, *joined, std::move(*directory));
@@ -98,13 +98,13 @@ void serve_pool_leave(const Request& request) {
     return request.fail(Status::unknown_flags, "pool_leave takes no flags but remove and stay");
   const bool remove = (wish->flags & SHMBW_POOL_LEAVE_REMOVE) != 0, stay = (wish->flags & SHMBW_POOL_LEAVE_STAY) != 0;
   if (stay && !remove) return request.fail(Status::invalid, "stay without the flag remove");
-  auto place = place_in(request.ledger, request.session, wish->pool);
+  auto place = place_in(request.ledger.pools, request.session, wish->pool);
   if (!place) return request.fail(place.error());
   if (remove && place->pool->participants[place->index].read_only)
     return request.fail(Status::denied, "this session joined the pool read_only: it does not remove it");
   if (remove) unname_pool(*place->pool);
   if (stay) return request.answer(shmbw_pool_leave_reply{});
-  const std::uint32_t unread = leave_pool(request.ledger, *place->pool, place->index);
+  const std::uint32_t unread = leave_pool(request.ledger.pools, *place->pool, place->index);
   request.answer(shmbw_pool_leave_reply{unread, 0});
 }
 
@@ -112,11 +112,11 @@ void serve_pool_segment(const Request& request) {
   auto wish = request.read<shmbw_pool_segment>();
   if (!wish) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  auto place = usable_place_in(request.ledger, request.session, wish->pool);
+  auto place = usable_place_in(request.ledger.pools, request.session, wish->pool);
   if (!place) return request.fail(place.error());
   if (place->pool->participants[place->index].read_only)
     return request.fail(Status::denied, "this session joined the pool read_only: it adds no segments");
-  auto cut = add_segment(request.ledger, request.session, *place->pool, *wish);
+  auto cut = add_segment(request.ledger.pools, request.session, *place->pool, *wish);
   if (!cut) return request.fail(cut.error());
   request.answer(shmbw_pool_segment_reply{cut->segment, cut->first_slot});
 }
@@ -136,13 +136,13 @@ void serve_pool_doorbell(const Request& request) {
   const bool ring = wish->flags == SHMBW_DOORBELL_RING;
   if (!set && !ring && wish->flags != SHMBW_DOORBELL_GET)
     return request.fail(Status::invalid, "a doorbell is either set, or got, or rung");
-  auto place = usable_place_in(ledger, request.session, wish->pool);
+  auto place = usable_place_in(ledger.pools, request.session, wish->pool);
   if (!place) return request.fail(place.error());
   Pool& pool = *place->pool;
   if (set) {
     Fd doorbell = request.session.link->descriptor();
     if (!doorbell) return request.fail(Status::invalid, "no doorbell came with the request");
-    if (auto done = set_doorbell(ledger, request.session, pool, place->index, std::move(doorbell)); !done)
+    if (auto done = set_doorbell(ledger.pools, request.session, pool, place->index, std::move(doorbell)); !done)
       return request.fail(done.error());
     return request.answer(shmbw_pool_doorbell_reply{place->index, pool.participants[place->index].life});
   }
@@ -155,7 +155,7 @@ void serve_pool_doorbell(const Request& request) {
     return request.fail(Status::busy,
                         "this process leaves too many descriptors unread to be sent a doorbell: ring by way of the "
                         "broker, and ask again once its sessions have read their answers");
-  if (!ring) ledger.reply_fds.push_back(whose->doorbell.get());
+  if (!ring) ledger.reply.fds.push_back(whose->doorbell.get());
   request.answer(shmbw_pool_doorbell_reply{wish->participant, wish->life});
 }
 

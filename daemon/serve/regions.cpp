@@ -14,8 +14,8 @@
 namespace shmb::daemon {
 
 static std::uint16_t add_descriptor(Ledger& ledger, int fd) {
-  ledger.reply_fds.push_back(fd);
-  return static_cast<std::uint16_t>(ledger.reply_fds.size() - 1);
+  ledger.reply.fds.push_back(fd);
+  return static_cast<std::uint16_t>(ledger.reply.fds.size() - 1);
 }
 
 void serve_create(const Request& request) {
@@ -29,7 +29,7 @@ void serve_create(const Request& request) {
     const std::string_view name = *texts.take(wish.name_len);
     if (i < answer.first()) continue;
     if (answer.turn_is_over()) return;
-    auto created = create_region(ledger, request.session, wish, name);
+    auto created = create_region(ledger.regions, request.session, wish, name);
     if (!created) {
       answer.fail(created.error());
       continue;
@@ -70,7 +70,7 @@ Result<Target> admit_attach(Ledger& ledger, Session& session, const shmbw_attach
   if ((wish.rights & ~std::uint32_t{SHMBW_RIGHT_KNOWN}) != 0)
     return error(Status::unknown_flags, "a right is not known to this broker");
   if ((wish.rights & SHMBW_RIGHT_MAP_READ) == 0) return error(Status::invalid, "an attach asks for map_read at least");
-  auto target = find_target(ledger, session, naming_of(session, wish, group, name));
+  auto target = find_target(ledger.sessions, session, naming_of(session, wish, group, name));
   if (!target) return target;
   const Region& region = *target->region;
   if (on_gpu(region)) return std::unexpected(other_kind(region));
@@ -78,7 +78,7 @@ Result<Target> admit_attach(Ledger& ledger, Session& session, const shmbw_attach
   if ((wish.flags & SHMBW_ATTACH_TIMELINE) != 0 && !(region.gpu && region.gpu->timeline))
     return error(Status::invalid, "region " + std::to_string(region.id) + " is no timeline");
   SHMB_TRY_VOID(check_rights(*target, wish.rights));
-  SHMB_TRY_VOID(admit_rights(ledger, session, region, wish.rights));
+  SHMB_TRY_VOID(admit_rights(ledger.host, session, region, wish.rights));
   return target;
 }
 
@@ -87,42 +87,42 @@ Result<Attached> attach(Ledger& ledger, Session& session, const shmbw_attach& wi
   SHMB_TRY(target, admit_attach(ledger, session, wish, group, name));
   Region& region = *target.region;
   AwaitedSeals* const closing = awaited_seals(session, region, kClosingSeals);
-  if (closing && closing->refusal && closes_writing(ledger, session, region, wish.rights))
+  if (closing && closing->refusal && closes_writing(ledger.host, session, region, wish.rights))
     return std::unexpected(*closing->refusal);
   SHMB_TRY(charge, closing && closing->charge ? Result<Charge>(std::move(closing->charge))
-                                              : charge_lease(ledger, session, region, 1));
+                                              : charge_lease(ledger.regions, session, region, 1));
   int fd = -1;
   if (!no_descriptor(wish)) {
     if (closing && closing->reader && !writes(wish)) {
-      ledger.open_descriptors -= std::exchange(closing->counted, false);
-      ledger.reply_owned.push_back(std::move(closing->reader));
-      fd = ledger.reply_owned.back().get();
+      ledger.accounts.open_descriptors -= std::exchange(closing->counted, false);
+      ledger.reply.owned.push_back(std::move(closing->reader));
+      fd = ledger.reply.owned.back().get();
     } else {
-      SHMB_TRY(lent, lend_descriptor(ledger, region, wish.rights));
+      SHMB_TRY(lent, lend_descriptor(ledger.accounts, ledger.reply, region, wish.rights));
       fd = lent;
     }
   }
   // Writing is closed already, unless that was refused or could not begin before the first element was served.
-  if (closes_writing(ledger, session, region, wish.rights)) {
-    if (fd >= 0) ledger.reply_owned.pop_back();
+  if (closes_writing(ledger.host, session, region, wish.rights)) {
+    if (fd >= 0) ledger.reply.owned.pop_back();
     if (closing && closing->code != 0) return std::unexpected(closing_refused(closing->code));
     return error(Status::not_ready,
                  "a writer has reported only after this request had begun that it has mapped the region: ask again");
   }
-  Lease& lease = book_charged(ledger, session, region, wish.rights, 1,
+  Lease& lease = book_charged(ledger.regions, session, region, wish.rights, 1,
                               no_descriptor(wish) ? Reach::mapped : Reach::lent, std::move(charge));
-  if (target.ticket) use_ticket(ledger, *target.ticket);
+  if (target.ticket) use_ticket(ledger.tickets, *target.ticket);
   return Attached{&region, &lease, fd};
 }
 
 // Begins to close writing, for ever, after everything else that can fail. A descriptor that was opened O_RDONLY before
 // the seal can do no more than one opened after it. It leaves the broker after the seal.
 Result<void> begin_closing(Ledger& ledger, Session& session, Region& region, const shmbw_attach& wish) {
-  SHMB_TRY(charge, charge_lease(ledger, session, region, 1));
+  SHMB_TRY(charge, charge_lease(ledger.regions, session, region, 1));
   Result<Fd> reader = Fd();
   if (!no_descriptor(wish)) reader = reopen_read_only(region.fd.get(), "the region");
   if (!reader) return std::unexpected(reader.error());
-  return await_seals(ledger, session, region, kClosingSeals, std::move(*reader), std::move(charge));
+  return await_seals(ledger.sessions, session, region, kClosingSeals, std::move(*reader), std::move(charge));
 }
 
 // Regions whose writing a request closes are sealed on another thread before any element is served. A session that asks
@@ -130,14 +130,14 @@ Result<void> begin_closing(Ledger& ledger, Session& session, Region& region, con
 bool waits_for_seals(const Request& request, const wire::BatchView& batch) {
   Ledger& ledger = request.ledger;
   Session& session = request.session;
-  if (ledger.sealings.empty() && ledger.mode_bits_bind(session)) return false;
+  if (ledger.regions.sealings.empty() && ledger.host.mode_bits_bind(session.uid)) return false;
   bool waits = false;
   std::vector<const Region*> written;  // by the elements so far
   wire::TextReader texts = batch.texts();
   for (std::size_t i = 0; i < batch.count(); ++i) {
     const shmbw_attach wish = *batch.element<shmbw_attach>(i);
     const std::string_view group = *texts.take(wish.group_len), name = *texts.take(wish.name_len);
-    if (batch.count() == 1 && writes(wish) && ledger.sealings.empty()) return false;
+    if (batch.count() == 1 && writes(wish) && ledger.regions.sealings.empty()) return false;
     auto target = admit_attach(ledger, session, wish, group, name);
     if (!target) continue;
     Region& region = *target->region;
@@ -145,9 +145,10 @@ bool waits_for_seals(const Request& request, const wire::BatchView& batch) {
     if (closing && closing->done) continue;
     if (writes(wish)) {
       if (batch.count() > 1) written.push_back(&region);
-      if (seals_under_way(ledger, region) == kClosingSeals && await_seals(ledger, session, region, kClosingSeals, {}))
+      if (seals_under_way(ledger.regions, region) == kClosingSeals &&
+          await_seals(ledger.sessions, session, region, kClosingSeals, {}))
         waits = true;
-    } else if (closes_writing(ledger, session, region, wish.rights) && !closing) {
+    } else if (closes_writing(ledger.host, session, region, wish.rights) && !closing) {
       Result<void> begun =
           error(Status::busy, "an element before this one in the batch asks to write: ask for this one alone");
       if (std::ranges::find(written, &region) == written.end()) begun = begin_closing(ledger, session, region, wish);
@@ -198,7 +199,7 @@ namespace {
 Result<void> release(Ledger& ledger, Session& session, const shmbw_release& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_RELEASE_KNOWN}) != 0)
     return error(Status::unknown_flags, "a release flag is not known to this broker");
-  SHMB_TRY(target, target_by_id(ledger, session, wish.region));
+  SHMB_TRY(target, target_by_id(ledger.regions, session, wish.region));
   Region& region = *target.region;
   Lease* lease = find_lease(session, region);
   bool unname = (wish.flags & SHMBW_RELEASE_UNNAME) != 0;
@@ -216,8 +217,8 @@ Result<void> release(Ledger& ledger, Session& session, const shmbw_release& wish
     if (!std::has_single_bit(wish.flags) || wish.count != 0)
       return error(Status::invalid, "release flags kept and used give nothing back: count 0, and no other flag");
     if (region.gpu) return error(Status::invalid, "memory of a GPU is not kept for later messages");
-    if (wish.flags == SHMBW_RELEASE_KEPT) keep_lease(ledger, *lease);
-    else use_lease(ledger, *lease);
+    if (wish.flags == SHMBW_RELEASE_KEPT) keep_lease(ledger.regions, *lease);
+    else use_lease(ledger.regions, *lease);
     return {};
   }
   Group& group = *region.group;
@@ -227,15 +228,15 @@ Result<void> release(Ledger& ledger, Session& session, const shmbw_release& wish
   if (lease && wish.count != 0 && wish.count < lease->count) {
     lease->count -= wish.count;
     if (!unmapped) region.no_recycle = true;
-    if (lease->kept) keep_lease(ledger, *lease);  // asked for again if no session needs it now
+    if (lease->kept) keep_lease(ledger.regions, *lease);  // asked for again if no session needs it now
   } else if (lease) {
-    drop_lease(ledger, *lease, unmapped);
+    drop_lease(ledger.regions, *lease, unmapped);
   } else {
-    release_region(ledger, region);
+    release_region(ledger.regions, region);
   }
   if (!unname) return {};
   // the group may have ended with its last region
-  if (Group* left = find_group(ledger, group_id)) settle_group(ledger, *left);
+  if (Group* left = find_group(ledger.groups, group_id)) settle_group(ledger.groups, *left);
   return {};
 }
 
@@ -260,8 +261,8 @@ void serve_shelf_empty(const Request& request) {
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
   Ledger& ledger = request.ledger;
   shmbw_shelf_empty_reply reply{};
-  reply.bytes = empty_shelves(ledger, request.session, wish->bytes != 0 ? wish->bytes : UINT64_MAX);
-  if (auto uid = ledger.uids.find(request.session.uid); uid != ledger.uids.end())
+  reply.bytes = empty_shelves(ledger.regions, request.session, wish->bytes != 0 ? wish->bytes : UINT64_MAX);
+  if (auto uid = ledger.accounts.uids.find(request.session.uid); uid != ledger.accounts.uids.end())
     reply.pending = uid->second.bytes_freeing;
   request.answer(reply);
 }
@@ -274,11 +275,11 @@ void serve_ready(const Request& request) {
   for (std::size_t i = 0; i < batch->count(); ++i) {
     auto ready = batch->element<shmbw_ready>(i);
     if (!ready) return;
-    Region* region = ledger.find_region(ready->region.id);
+    Region* region = ledger.regions.find(ready->region.id);
     Lease* lease = region ? find_lease(request.session, *region) : nullptr;
     if (!lease || ready->region.generation != region->generation) continue;
     if ((ready->flags & SHMBW_READY_UNMAPPED) != 0) {
-      if (lease->lent_for_writing()) set_lease(ledger, *lease, lease->rights, Reach::later);
+      if (lease->lent_for_writing()) set_lease(ledger.regions, *lease, lease->rights, Reach::later);
       continue;
     }
     // Only writers populate. A reader's report of the pages would be a guess.
@@ -288,7 +289,7 @@ void serve_ready(const Request& request) {
       region->populated = std::min(ready->populated, region->bytes);
     }
     if (region->state == SHMBW_REGION_STATE_CREATED && lease->writes()) region->state = SHMBW_REGION_STATE_READY;
-    if (lease->may_still_map_for_writing()) set_lease(ledger, *lease, lease->rights, Reach::mapped);
+    if (lease->may_still_map_for_writing()) set_lease(ledger.regions, *lease, lease->rights, Reach::mapped);
   }
 }
 

@@ -17,13 +17,13 @@ void serve_world_join(const Request& request) {
   auto address = texts.take(wish->address_len);
   auto name = texts.take(wish->name_len);
   if (!address || !name || !texts.done()) return request.refuse_struct(Status::invalid);
-  auto joined = join_world(request.ledger, request.session, *wish, *address, *name);
+  auto joined = join_world(request.ledger.worlds, request.session, *wish, *address, *name);
   if (!joined) return request.fail(joined.error());
   const World& home = *(*joined)->home;
   shmbw_world_join_reply reply{};
   reply.world = home.id;
   reply.group = home.group->id;
-  reply.pool = pool_of(request.ledger, home);
+  reply.pool = pool_of(request.ledger.worlds, home);
   reply.present = home.present;
   reply.flags = home.flags();
   reply.life = (*joined)->life;
@@ -37,7 +37,7 @@ void serve_world_leave(const Request& request) {
   auto worker = worker_in(request.session, wish->world);
   if (!worker) return request.fail(worker.error());
   const shmbw_world_leave_reply reply{(*worker)->home->present - 1, (*worker)->forks.size()};
-  leave_world(request.ledger, request.session, false);
+  leave_world(request.ledger.worlds, request.session, false);
   request.answer(reply);
 }
 
@@ -48,8 +48,8 @@ void serve_world_pool(const Request& request) {
   auto worker = worker_in(request.session, wish->world);
   if (!worker) return request.fail(worker.error());
   World& home = *(*worker)->home;
-  if (pool_of(request.ledger, home) == 0) {
-    auto place = place_in(request.ledger, request.session, wish->pool);
+  if (pool_of(request.ledger.worlds, home) == 0) {
+    auto place = place_in(request.ledger.pools, request.session, wish->pool);
     if (!place) return request.fail(place.error());
     home.pool = wish->pool;
     note_participant(request.session, *place->pool, place->index);
@@ -102,7 +102,7 @@ void serve_ref_create(const Request& request) {
   serve_each<shmbw_ref_create, shmbw_ref_create_reply>(request, [&](const auto& wish, auto& reply) -> Result<void> {
     if ((wish.flags & ~std::uint32_t{SHMBW_REF_CREATE_KNOWN}) != 0) return flag_not_known();
     SHMB_TRY(maker, working_in(request.session, wish.world));
-    SHMB_TRY(booked, book_reference(request.ledger, *maker, wish));
+    SHMB_TRY(booked, book_reference(request.ledger.worlds, *maker, wish));
     reply.reference = booked.reference->key().to_wire();
     reply.fork = booked.fork->key().to_wire();
     return {};
@@ -112,7 +112,7 @@ void serve_ref_create(const Request& request) {
 void serve_ref_fork(const Request& request) {
   serve_each<shmbw_ref_fork, shmbw_ref_fork_reply>(request, [&](const auto& wish, auto& reply) -> Result<void> {
     SHMB_TRY(maker, working_in(request.session, wish.world));
-    SHMB_TRY(fork, book_fork(request.ledger, *maker, RefKey::of(wish.reference), wish.user, wish.user_life));
+    SHMB_TRY(fork, book_fork(request.ledger.worlds, *maker, RefKey::of(wish.reference), wish.user, wish.user_life));
     reply.fork = fork->key().to_wire();
     return {};
   });
@@ -178,7 +178,7 @@ static bool sees_world(const Request& request, const World& home) {
 
 void list_worlds(const Request& request, const Filter& filter) {
   Page<shmbw_world_record> page(request, filter);
-  for (const auto& [id, home] : page.rows(request.ledger.worlds, filter.wish.region.id)) {
+  for (const auto& [id, home] : page.rows(request.ledger.worlds.all, filter.wish.region.id)) {
     if (page.done(id)) break;
     if (!filter.takes(home) || !sees_world(request, home)) continue;
     page.count(0);
@@ -186,7 +186,7 @@ void list_worlds(const Request& request, const Filter& filter) {
     shmbw_world_record record{};
     record.world = id;
     record.group = home.group->id;
-    record.pool = pool_of(request.ledger, home);
+    record.pool = pool_of(request.ledger.worlds, home);
     record.owner_uid = home.uid;
     record.port = home.port;
     record.world_size = static_cast<std::uint32_t>(home.workers.size());
@@ -206,7 +206,7 @@ void list_worlds(const Request& request, const Filter& filter) {
 void list_workers(const Request& request, const Filter& filter) {
   Page<shmbw_worker_record> page(request, filter);
   std::vector<const Worker*> rows;
-  for (const auto& [id, home] : request.ledger.worlds) {
+  for (const auto& [id, home] : request.ledger.worlds.all) {
     if (!filter.takes(home) || !sees_world(request, home)) continue;
     for (const auto& worker : home.workers) {
       if (worker->state == SHMBW_WORKER_STATE_ABSENT) continue;
@@ -238,7 +238,7 @@ void list_workers(const Request& request, const Filter& filter) {
 void list_references(const Request& request, const Filter& filter) {
   Page<shmbw_reference_record> page(request, filter);
   std::vector<const Reference*> rows;
-  for (const auto& [id, home] : request.ledger.worlds) {
+  for (const auto& [id, home] : request.ledger.worlds.all) {
     if (!filter.takes(home) || !sees_world(request, home)) continue;
     for (const Reference& reference : home.references) {
       page.count(0);

@@ -27,7 +27,7 @@ bool sees(const Session& session, const Session& other) {
 
 void list_regions(const Request& request, const Filter& filter) {
   Page<shmbw_region_record> page(request, filter);
-  for (auto& [id, region] : page.rows(request.ledger.regions, filter.only_region(request.ledger))) {
+  for (auto& [id, region] : page.rows(request.ledger.regions.all, filter.only_region(request.ledger))) {
     if (page.done(id)) break;
     if (!filter.takes(region) || !sees(request.session, region)) continue;
     page.count(on_gpu(region) ? 0 : region.bytes);  // the sum is of the host's memory
@@ -65,7 +65,7 @@ void list_regions(const Request& request, const Filter& filter) {
 
 void list_groups(const Request& request, const Filter& filter) {
   Page<shmbw_group_record> page(request, filter);
-  for (const auto& [id, group] : page.rows(request.ledger.groups, filter.wish.group)) {
+  for (const auto& [id, group] : page.rows(request.ledger.groups.all, filter.wish.group)) {
     if (page.done(id)) break;
     if (!filter.takes(group) || !sees(request.session, group)) continue;
     page.count(group.account.used(Resource::bytes));
@@ -98,7 +98,7 @@ void list_groups(const Request& request, const Filter& filter) {
 
 void list_sessions(const Request& request, const Filter& filter) {
   Page<shmbw_session_record> page(request, filter);
-  for (const auto& [id, session] : page.rows(request.ledger.sessions)) {
+  for (const auto& [id, session] : page.rows(request.ledger.sessions.all)) {
     if (page.done(id)) break;
     if (!session.greeted() || !sees(request.session, session) || !filter.takes_owner(session.uid)) continue;
     if (filter.by_group() && !(session.group && filter.takes(*session.group)) &&
@@ -133,9 +133,9 @@ void list_leases(const Request& request, const Filter& filter) {
     if (page.wants(lease.serial)) rows.push_back(&lease);
   };
   if (const std::uint64_t only = filter.only_region(request.ledger); only != 0) {
-    if (const Region* region = request.ledger.find_region(only)) region->leases.each(offer);
+    if (const Region* region = request.ledger.regions.find(only)) region->leases.each(offer);
   } else {
-    for (const auto& [id, session] : request.ledger.sessions)
+    for (const auto& [id, session] : request.ledger.sessions.all)
       for (const auto& [region_id, lease] : session.leases) offer(lease);
   }
   sort_page<shmbw_lease_record>(rows);
@@ -158,7 +158,7 @@ void list_leases(const Request& request, const Filter& filter) {
 
 void list_tickets(const Request& request, const Filter& filter) {
   Page<shmbw_ticket_record> page(request, filter);
-  for (const auto& [serial, ticket] : page.rows(request.ledger.tickets_in_order)) {
+  for (const auto& [serial, ticket] : page.rows(request.ledger.tickets.in_order)) {
     if (page.done(serial)) break;
     const Region& region = *ticket->region;
     if (!filter.takes(region)) continue;
@@ -175,7 +175,7 @@ void list_tickets(const Request& request, const Filter& filter) {
 
 void list_uids(const Request& request, const Filter& filter) {
   Page<shmbw_uid_record> page(request, filter);
-  for (const auto& [uid, books] : request.ledger.uids) {
+  for (const auto& [uid, books] : request.ledger.accounts.uids) {
     if ((!request.session.admin && uid != request.session.uid) || !filter.takes_owner(uid)) continue;
     const Account& account = books.account;
     page.count(account.used(Resource::bytes));
@@ -186,7 +186,7 @@ void list_uids(const Request& request, const Filter& filter) {
                                    used(Resource::sessions), used(Resource::groups), used(Resource::regions),
                                    used(Resource::leases), used(Resource::tickets), used(Resource::watches),
                                    books.tickets_left, account.effective_limit(Resource::tickets),
-                                   ticket_share(request.ledger, account)});
+                                   ticket_share(request.ledger.host, account)});
   }
   page.send();
 }
@@ -238,7 +238,7 @@ bool in_use(const pool::LaneEntry& lane) {
 void list_pools(const Request& request, const Filter& filter) {
   Page<shmbw_pool_record> page(request, filter);
   Budget budget;
-  for (auto& [id, pool] : page.rows(request.ledger.pools, filter.wish.region.id)) {
+  for (auto& [id, pool] : page.rows(request.ledger.pools.all, filter.wish.region.id)) {
     if (page.done(id)) break;
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
     const std::uint64_t bytes = pool.bytes();
@@ -315,7 +315,7 @@ struct QueueRow {
 void list_queues(const Request& request, const Filter& filter) {
   Page<shmbw_queue_record> page(request, filter);
   std::vector<QueueRow> all;
-  for (auto& [id, pool] : request.ledger.pools) {
+  for (auto& [id, pool] : request.ledger.pools.all) {
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
     for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
       if (!queue_in_use(pool, i)) continue;
@@ -359,7 +359,7 @@ void list_queues(const Request& request, const Filter& filter) {
 void list_participants(const Request& request, const Filter& filter) {
   Page<shmbw_participant_record> page(request, filter);
   std::vector<QueueRow> all;
-  for (auto& [id, pool] : request.ledger.pools) {
+  for (auto& [id, pool] : request.ledger.pools.all) {
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
     for (std::uint32_t i = 0; i < pool.participants.size(); ++i) {
       const Participant& who = pool.participants[i];
@@ -406,7 +406,7 @@ void list_participants(const Request& request, const Filter& filter) {
 
 void list_gpu_regions(const Request& request, const Filter& filter) {
   Page<shmbw_gpu_record> page(request, filter);
-  for (auto& [id, region] : page.rows(request.ledger.regions, filter.only_region(request.ledger))) {
+  for (auto& [id, region] : page.rows(request.ledger.regions.all, filter.only_region(request.ledger))) {
     if (page.done(id)) break;
     if (!region.gpu || !region.live() || !filter.takes(region) || !sees(request.session, region)) continue;
     const GpuMemory& gpu = *region.gpu;
@@ -464,7 +464,8 @@ void serve_list(const Request& request) {
   Filter filter{*wish, *name};
   if (!group->empty()) {
     std::uint32_t owner = (wish->flags & SHMBW_LIST_OWNER_GIVEN) != 0 ? wish->owner_uid : session.uid;
-    filter.group = session.admin ? find_group(ledger, owner, *group) : addressed_group(ledger, session, owner, *group);
+    filter.group = session.admin ? find_group(ledger.groups, owner, *group)
+                                 : addressed_group(ledger.groups, session, owner, *group);
     filter.nothing = filter.group == nullptr;
   }
   switch (wish->table) {
@@ -506,35 +507,35 @@ void serve_status(const Request& request) {
   Ledger& ledger = request.ledger;
   if (!request.read<shmbw_status>()) return;
   if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  const BrokerFacts& facts = ledger.facts;
+  const BrokerFacts& facts = ledger.host.facts;
   std::string losses;
   for (const std::string& loss : facts.losses) losses += (losses.empty() ? "" : "\n") + loss;
   losses.resize(std::min<std::size_t>(losses.size(), 16'384));
   auto count = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
   shmbw_status_reply reply{};
-  reply.mode = ledger.private_mode() ? SHMBW_MODE_PRIVATE : SHMBW_MODE_SYSTEM;
+  reply.mode = ledger.host.private_mode() ? SHMBW_MODE_PRIVATE : SHMBW_MODE_SYSTEM;
   reply.engine = facts.engine;
   reply.epoch = facts.epoch;
   reply.features = facts.features;
-  reply.uptime = ledger.now() - ledger.started;
-  reply.bytes = ledger.host.used(Resource::bytes);
-  reply.bytes_limit = ledger.host.limit(Resource::bytes);
-  reply.bytes_cached = ledger.bytes_cached;
-  reply.requests = ledger.requests;
-  reply.refusals = ledger.refusals;
-  reply.reclaims = ledger.reclaims;
-  reply.bytes_reclaimed = ledger.bytes_reclaimed;
+  reply.uptime = ledger.host.now() - ledger.host.started;
+  reply.bytes = ledger.accounts.all.used(Resource::bytes);
+  reply.bytes_limit = ledger.accounts.all.limit(Resource::bytes);
+  reply.bytes_cached = ledger.groups.bytes_cached;
+  reply.requests = ledger.accounts.requests;
+  reply.refusals = ledger.accounts.refusals;
+  reply.reclaims = ledger.sessions.reclaims;
+  reply.bytes_reclaimed = ledger.sessions.bytes_reclaimed;
   reply.pid = facts.pid;
   reply.broker_uid = facts.uid;
-  reply.regions = count(ledger.region_count);
-  reply.sessions = count(ledger.live_sessions);
-  reply.groups = count(ledger.groups.size());
-  reply.leases = count(ledger.lease_count);
-  reply.tickets = count(ledger.tickets.size());
-  reply.watches = count(ledger.watch_count);
-  reply.descriptors = count(ledger.descriptors());
+  reply.regions = count(ledger.regions.count);
+  reply.sessions = count(ledger.accounts.live_sessions);
+  reply.groups = count(ledger.groups.all.size());
+  reply.leases = count(ledger.regions.leases);
+  reply.tickets = count(ledger.tickets.all.size());
+  reply.watches = count(ledger.watches.count);
+  reply.descriptors = count(ledger.accounts.descriptors());
   reply.descriptors_limit = count(facts.descriptors_limit);
-  reply.descriptors_reserved = count(ledger.config.descriptors_reserved);
+  reply.descriptors_reserved = count(ledger.host.config.descriptors_reserved);
   reply.in_flight = facts.in_flight ? facts.in_flight() : 0;
   reply.version_len = static_cast<std::uint16_t>(facts.version.size());
   reply.kernel_len = static_cast<std::uint16_t>(facts.kernel.size());

@@ -34,7 +34,7 @@ struct Limits {
   std::uint64_t session_leases = 65'536;
   std::uint64_t uid_sessions = 0;  // 0: as many as the descriptor table allows
   // System mode: descriptors of the broker's table, for regions, sessions, pools and what clients send. 0: a share that
-  // depends on the number of users (Ledger::descriptor_shortage).
+  // depends on the number of users (Accounts::descriptor_shortage).
   std::uint64_t uid_descriptors = 0;
   std::uint64_t uid_groups = 4'096;
   std::uint64_t uid_tickets = 16'384;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 1: the lease is booked before the reply leaves; a client killed at any instruction leaves nothing behind.
 //
-// To see it fail: in daemon/ledger/session.cpp, end_session, take away
+// To see it fail: in daemon/serve/session_end.cpp, end_session, take away
 //   for (auto at = session.leases.begin(); at != session.leases.end();)
-//   if (Lease& lease = (at++)->second; !gpu_lease_stays(session, lease)) drop_lease(ledger, lease);
+//   if (Lease& lease = (at++)->second; !gpu_lease_stays(session, lease)) drop_lease(ledger.regions, lease);
 // and a client that dies between a grant and its own release leaves the region behind.
 #include <fcntl.h>
 

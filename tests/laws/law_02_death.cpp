@@ -2,7 +2,7 @@
 // Law 2: death is a readable pidfd. The end of the file ends a session; a readable pidfd with the socket still open
 // makes an heir, whose leases stay until the end of the file; never a heartbeat, a time-out or a process number.
 //
-// To see it fail: in daemon/ledger/session.cpp, session_process_died, take the condition off
+// To see it fail: in daemon/serve/session_end.cpp, session_process_died, take the condition off
 //   if (session.lazy) end_session(ledger, session);
 // and a forked child loses what it still uses the moment its parent dies.
 #include <fcntl.h>

@@ -123,5 +123,5 @@ TEST_CASE("law 3: the daemon's code calls nothing that could touch or map region
   // The exception: what the broker lays out itself, the directory and the control area of pools, and the words of
   // timelines.
   CHECK(output_of("cd '" SHMB_TEST_SOURCE "/daemon' && grep -rl 'Mapping::map' . | sort") ==
-        "./gpu/timeline.cpp\n./pools/pool.cpp\n");
+        "./gpu/make_timeline.cpp\n./pools/pool.cpp\n");
 }

@@ -3,7 +3,7 @@
 // writing for ever; publish closes it in both. Every way to write that we know is tried, as unprivileged users.
 //
 // To see it fail: in daemon/ledger/grant.cpp, closes_writing, answer false instead of
-//   return (rights & SHMBW_RIGHT_MAP_WRITE) == 0 && !ledger.mode_bits_bind(session)
+//   return (rights & SHMBW_RIGHT_MAP_WRITE) == 0 && !host.mode_bits_bind(session.uid)
 // (private mode), or in daemon/ledger/region.cpp, make_memory, sys::set_mode(fd->get(), 0600) (system mode).
 //
 // SHMB_READ_ONLY_TABLE=docs/read-only-table.md test_laws -tc='law 6: no way*'   writes what was measured.

@@ -3,8 +3,8 @@
 // which, so that /proc/PID/maps can be read by people and by a broker after a crash.
 //
 // To see it fail: in daemon/ledger/create.cpp, fresh, make
-//   std::uint64_t id = ++ledger.last_region;
-// the smallest free one: world.regions.size() + 1.
+//   std::uint64_t id = ++regions.last_id;
+// the smallest free one: regions.all.size() + 1.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -2,13 +2,16 @@
 // States of GPU regions, and how the ends of processes change them. On a GPU "closed" never means "freed": the driver
 // frees when the last mapping of the last process is gone. So bytes stay charged until every process that had a lease
 // has given it back or ended.
-#include "daemon/gpu/memory.hpp"
+#include "daemon/ledger/gpu_memory.hpp"
 
 #include <algorithm>
 #include <utility>
 
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/group.hpp"
 #include "daemon/ledger/refuse.hpp"
+#include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/sessions.hpp"
+#include "daemon/ledger/timeline.hpp"
 
 namespace shmb::daemon {
 
@@ -28,12 +31,12 @@ Error other_kind(const Region& region) {
                "region " + std::to_string(region.id) + " is host memory: attach it like any other region");
 }
 
-void set_gpu_state(Ledger& ledger, Region& region, shmbw_gpu_state state, std::int32_t code, std::uint32_t pid) {
+void set_gpu_state(Region& region, shmbw_gpu_state state, std::int32_t code, std::uint32_t pid) {
   GpuMemory& gpu = *region.gpu;
   if (gpu.state == state) return;
   gpu.state = state;
   if (code != 0) gpu.code = code;
-  tell_gpu_state(ledger, region, code, pid);
+  tell_gpu_state(region, code, pid);
 }
 
 namespace {
@@ -48,21 +51,21 @@ bool only_stayed(const Region& region) {
   return all;
 }
 
-void detach(Ledger& ledger, Region& region) {
+void detach(Regions& regions, Region& region) {
   GpuMemory& gpu = *region.gpu;
   std::vector<Fd> files = gpu.take_files();
-  if (!files.empty()) (void)ledger.closer.close(files);
+  if (!files.empty()) (void)regions.closer.close(files);
   files.clear();  // where no thread could be started
-  ledger.open_descriptors -= std::exchange(gpu.descriptors, 0);
+  regions.accounts.open_descriptors -= std::exchange(gpu.descriptors, 0);
   gpu.descriptors_charge.give_back();
   gpu.manifest_charge.give_back();
-  set_gpu_state(ledger, region, SHMBW_GPU_STATE_DETACHED, 0, 0);
-  if (ledger.facts.descriptor_freed) ledger.facts.descriptor_freed();
+  set_gpu_state(region, SHMBW_GPU_STATE_DETACHED, 0, 0);
+  regions.host.descriptor_freed();
 }
 
 }  // namespace
 
-void gpu_session_over(Ledger& ledger, Session& session) {
+void gpu_session_over(Regions& regions, Session& session) {
   for (auto at = session.leases.begin(); at != session.leases.end();) {
     Lease& lease = (at++)->second;
     Region& region = *lease.region;
@@ -71,16 +74,16 @@ void gpu_session_over(Ledger& ledger, Session& session) {
     const bool exporter = gpu.exporter == &session;
     if (exporter) gpu.exporter = nullptr;
     if (gpu.timeline) {
-      if (exporter) end_timeline(ledger, region, SHMBW_GPU_WORD_STATUS_PRODUCER_DEAD, session.pid);
+      if (exporter) end_timeline(regions, region, SHMBW_GPU_WORD_STATUS_PRODUCER_DEAD, session.pid);
     } else if (exporter && gpu.kind == SHMBW_GPU_KIND_LEGACY) {
-      set_gpu_state(ledger, region, SHMBW_GPU_STATE_PRODUCER_DEAD, 0, session.pid);
+      set_gpu_state(region, SHMBW_GPU_STATE_PRODUCER_DEAD, 0, session.pid);
       unname(region);
     } else if (exporter && gpu.state == SHMBW_GPU_STATE_INCOMPLETE) {
-      set_gpu_state(ledger, region, SHMBW_GPU_STATE_INVALID, 0, session.pid);
+      set_gpu_state(region, SHMBW_GPU_STATE_INVALID, 0, session.pid);
       unname(region);
     } else if (lease.writes() && gpu.state == SHMBW_GPU_STATE_OK) {
       // Every other state says more. A region that its owner wants back must stay so, or the owner would wait for ever.
-      set_gpu_state(ledger, region, SHMBW_GPU_STATE_POISONED, 0, session.pid);
+      set_gpu_state(region, SHMBW_GPU_STATE_POISONED, 0, session.pid);
     }
   }
 }
@@ -89,51 +92,51 @@ bool gpu_lease_stays(const Session& session, const Lease& lease) {
   return on_gpu(*lease.region) && session.has_pidfd && !session.process_gone;
 }
 
-void drop_leases_of_dead(Ledger& ledger, Session& session) {
+void drop_leases_of_dead(Sessions& sessions, Session& session) {
   const auto first =
       std::ranges::find_if(session.leases, [](const auto& entry) { return on_gpu(*entry.second.region); });
   if (first == session.leases.end()) return;
   Tally tally;
-  Tally* outer = std::exchange(ledger.tally, &tally);
+  Tally* outer = std::exchange(sessions.regions.tally, &tally);
   const Group& group = *first->second.region->group;
   const std::uint64_t group_id = group.id;
   const std::string group_text = group.text();
   for (auto at = first; at != session.leases.end();)
-    if (Lease& lease = (at++)->second; on_gpu(*lease.region)) drop_lease(ledger, lease);
-  ledger.tally = outer;
-  add_to_reclaim(ledger, session, tally, group_id, group_text);
+    if (Lease& lease = (at++)->second; on_gpu(*lease.region)) drop_lease(sessions.regions, lease);
+  sessions.regions.tally = outer;
+  add_to_reclaim(sessions, session, tally, group_id, group_text);
 }
 
-void gpu_lease_over(Ledger& ledger, Lease& lease) {
+void gpu_lease_over(Regions& regions, Lease& lease) {
   Region& region = *lease.region;
   GpuMemory& gpu = *region.gpu;
   if (gpu.exporter != lease.session) return;
   gpu.exporter = nullptr;
-  if (gpu.timeline) return end_timeline(ledger, region, SHMBW_GPU_WORD_STATUS_CLOSED, lease.session->pid);
+  if (gpu.timeline) return end_timeline(regions, region, SHMBW_GPU_WORD_STATUS_CLOSED, lease.session->pid);
   if (gpu.state != SHMBW_GPU_STATE_INCOMPLETE) return;
-  set_gpu_state(ledger, region, SHMBW_GPU_STATE_INVALID, 0, lease.session->pid);
+  set_gpu_state(region, SHMBW_GPU_STATE_INVALID, 0, lease.session->pid);
   unname(region);
 }
 
-bool settle_gpu(Ledger& ledger, Region& region) {
+bool settle_gpu(Regions& regions, Region& region) {
   GpuMemory& gpu = *region.gpu;
   const std::uint64_t id = region.id;
   if (gpu.state == SHMBW_GPU_STATE_RETIRED && gpu.exporter && region.leases.size() == 1) {
     Session& owner = *std::exchange(gpu.exporter, nullptr);
     tell_gpu_drained(owner, region);
     region.bytes_charge.give_back();  // a ticket or a message may still name the region
-    if (Lease* own = find_lease(owner, region)) drop_lease(ledger, *own);
-    return ledger.find_region(id) == nullptr;
+    if (Lease* own = find_lease(owner, region)) drop_lease(regions, *own);
+    return regions.find(id) == nullptr;
   }
-  if (gpu.on_gpu() && gpu.state != SHMBW_GPU_STATE_DETACHED && only_stayed(region)) detach(ledger, region);
+  if (gpu.on_gpu() && gpu.state != SHMBW_GPU_STATE_DETACHED && only_stayed(region)) detach(regions, region);
   return false;
 }
 
-bool close_gpu(Ledger& ledger, Region& region) {
+bool close_gpu(Regions& regions, Region& region) {
   std::vector<Fd> files = region.gpu->take_files();
   if (files.empty()) return false;
-  if (ledger.closer.close(files, region.id)) return true;
-  ledger.log(4, "no helper thread could be started: closing descriptors of GPU memory while others wait");
+  if (regions.closer.close(files, region.id)) return true;
+  regions.host.log(4, "no helper thread could be started: closing descriptors of GPU memory while others wait");
   files.clear();
   return false;
 }

@@ -12,16 +12,16 @@
 
 namespace shmb::daemon {
 
-class Ledger;
+struct Pools;
 
 class IdleHolds final : public Timer {
  public:
-  explicit IdleHolds(Ledger& ledger) : ledger_(ledger) {}
+  explicit IdleHolds(Pools& pools) : pools_(pools) {}
   void noticed();  // a region that lanes hold, or that is part of a pool, has lost its last lease
   void on_timer(std::int64_t now) override;
 
  private:
-  Ledger& ledger_;
+  Pools& pools_;
   std::uint64_t pool_ = 0;  // where the look continues
   std::uint32_t lane_ = 0;
   std::int64_t pause_ = 0;

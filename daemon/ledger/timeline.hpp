@@ -8,10 +8,8 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
 #include "base/mapping.hpp"
-#include "base/result.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
 #include "daemon/kit/timers.hpp"
@@ -19,20 +17,21 @@
 
 namespace shmb::daemon {
 
-class Session;
-class Ledger;
+class TimelineReleaser;
+struct Host;
 struct Region;
+struct Regions;
 
 struct OfReleaser;
 struct Timeline final : Hook<Timeline, OfReleaser> {
-  Timeline(Ledger& owner, Charge paid) : ledger(owner), charge(std::move(paid)) {}
+  Timeline(TimelineReleaser& owner, Charge paid) : releaser(owner), charge(std::move(paid)) {}
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
   ~Timeline();
   // Releases the waiters of at most `most` words, from `next` on. Returns how many words it visited.
   std::uint32_t release(std::uint32_t most);
 
-  Ledger& ledger;
+  TimelineReleaser& releaser;
   Charge charge;
   Mapping map;
   std::uint32_t words = 0;
@@ -46,7 +45,7 @@ struct Timeline final : Hook<Timeline, OfReleaser> {
 // All timelines whose producers are gone, on one timer.
 class TimelineReleaser final : public Timer {
  public:
-  explicit TimelineReleaser(Ledger& ledger) : ledger_(ledger) {}
+  explicit TimelineReleaser(Host& host) : host_(host) {}
   void begin_turn() { left_ = kWordsPerTurn; }
   // `now`: as many words as this turn has left are released at once. All others are released in later turns.
   void begin(Timeline& line, bool now);
@@ -62,13 +61,11 @@ class TimelineReleaser final : public Timer {
   void work(Timeline& line, std::int64_t now);
   void rearm(std::int64_t now);
 
-  Ledger& ledger_;
+  Host& host_;
   List<Timeline, OfReleaser> first_, again_;  // those whose first pass is not over; the others, by `due`
   std::uint32_t left_ = kWordsPerTurn;
 };
 
-// Makes a timeline as a region of the session, which is its producer.
-Result<Region*> make_timeline(Ledger& ledger, Session& session, const shmbw_gpu_timeline& wish, std::string_view name);
-void end_timeline(Ledger& ledger, Region& region, shmbw_gpu_word_status status, std::uint32_t pid);
+void end_timeline(Regions& regions, Region& region, shmbw_gpu_word_status status, std::uint32_t pid);
 
 }  // namespace shmb::daemon

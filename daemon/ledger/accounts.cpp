@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The frame of the ledger: limits of each scope from the configuration, look-ups, and an orderly end.
-#include "daemon/ledger/ledger.hpp"
+// Limits of each user from the configuration, and the shares of the descriptor table.
+#include "daemon/ledger/accounts.hpp"
 
 #include <algorithm>
-
-#include "base/sys_process.hpp"
-#include "base/text.hpp"
 
 namespace shmb::daemon {
 namespace {
@@ -19,56 +16,23 @@ constexpr std::size_t kClosesAtMost = 4096, kClosesAlways = 16;
 Uid::Uid(std::uint32_t uid, Account& host, const Account::Report& report)
     : account(SHMBW_SCOPE_UID, uid, &host, &report) {}
 
-Ledger::Ledger(const Config& configuration, BrokerFacts facts_in, const Secret& hash_key)
-    : config(configuration),
-      facts(std::move(facts_in)),
-      started(facts.now()),
-      own_bug([this](std::string_view text) { log(3, text); }),
-      host(SHMBW_SCOPE_HOST, 0, nullptr, &own_bug),
-      uids(&pool),
-      groups(&pool),
-      group_names(&pool),
-      group_tokens(16, SecretHash(hash_key), SecretSame(), &pool),
-      sessions(&pool),
-      regions(&pool),
-      pools(&pool),
-      worlds(&pool),
-      world_ports(&pool),
-      tickets(16, SecretHash(hash_key), SecretSame(), &pool),
-      name_watches(&pool),
-      reports(&pool),
-      reply_buffer(std::make_unique<std::byte[]>(SHMBW_MAX_MESSAGE)) {
-  if (config.limits.host_bytes) host.set_limit(Resource::bytes, config.limits.host_bytes);
-  if (config.limits.gpu_bytes) host.set_limit(Resource::gpu_bytes, config.limits.gpu_bytes);
+Accounts::Accounts(Host& around)
+    : host(around), all(SHMBW_SCOPE_HOST, 0, nullptr, &around.own_bug), uids(&around.nodes) {
+  if (host.config.limits.host_bytes) all.set_limit(Resource::bytes, host.config.limits.host_bytes);
+  if (host.config.limits.gpu_bytes) all.set_limit(Resource::gpu_bytes, host.config.limits.gpu_bytes);
   // The other half is for pools, threads and the heap.
-  host.set_limit(Resource::timelines, facts.mappings_limit / 2);
-  reply_fds.reserve(SHMBW_MAX_BATCH);
-  reply_owned.reserve(SHMBW_MAX_BATCH);
-}
-
-Ledger::~Ledger() {
-  // Objects are destroyed before the accounts they are charged to.
-  reports.clear();
-  name_watches.clear();
-  tickets_in_order.clear();
-  tickets.clear();
-  sessions.clear();
-  worlds.clear();
-  pools.clear();
-  closing_pools.clear();
-  regions.clear();
-  groups.clear();
+  all.set_limit(Resource::timelines, host.facts.mappings_limit / 2);
 }
 
 // The limit of a table whose default is "as many as the descriptor table allows".
 static std::uint64_t table_limit(std::uint64_t configured) { return configured ? configured : Account::kNoLimit; }
 
-Uid& Ledger::hold_uid(std::uint32_t uid) {
-  auto [at, fresh] = uids.try_emplace(uid, uid, host, own_bug);
+Uid& Accounts::hold_uid(std::uint32_t uid) {
+  auto [at, fresh] = uids.try_emplace(uid, uid, all, host.own_bug);
   Uid& out = at->second;
   ++out.users;
   if (!fresh) return out;
-  const Limits& limits = config.limits;
+  const Limits& limits = host.config.limits;
   auto found = limits.uid.find(uid);
   const LimitOverride own = found == limits.uid.end() ? LimitOverride{} : found->second;
   out.account.set_limit(Resource::bytes, own.bytes.value_or(table_limit(limits.uid_bytes)));
@@ -87,29 +51,20 @@ Uid& Ledger::hold_uid(std::uint32_t uid) {
   return out;
 }
 
-void Ledger::drop_uid(std::uint32_t uid) {
+void Accounts::drop_uid(std::uint32_t uid) {
   auto at = uids.find(uid);
   if (at != uids.end() && --at->second.users == 0) uids.erase(at);
 }
 
-Region* Ledger::find_region(std::uint64_t id) {
-  auto at = regions.find(id);
-  return at == regions.end() || !at->second.live() ? nullptr : &at->second;
-}
-
-Session* Ledger::find_session(std::uint64_t id) {
-  auto at = sessions.find(id);
-  return at == sessions.end() || at->second.phase == Phase::ended ? nullptr : &at->second;
-}
-
-std::uint64_t Ledger::descriptors() const {
+std::uint64_t Accounts::descriptors() const {
   // Without a figure from the transport: a socket and a pidfd for each session, and the standard streams.
-  std::uint64_t transport = facts.transport_descriptors ? facts.transport_descriptors() : 2 * live_sessions + 3;
+  std::uint64_t transport =
+      host.facts.transport_descriptors ? host.facts.transport_descriptors() : 2 * live_sessions + 3;
   return open_descriptors + client_files.waiting() + transport;
 }
 
 // Regions, pools and timelines; sockets and pidfds; doorbells, GPU exports, what waits, and what is being closed.
-std::uint64_t Ledger::descriptors_of(std::uint32_t number) const {
+std::uint64_t Accounts::descriptors_of(std::uint32_t number) const {
   const std::uint64_t closing = client_files.waiting(number);
   const auto at = uids.find(number);
   if (at == uids.end()) return closing;
@@ -120,44 +75,44 @@ std::uint64_t Ledger::descriptors_of(std::uint32_t number) const {
 
 // With n users, each may have 1/(n + 1) of its descriptors and the free ones together. So the first user may have half,
 // and no user ever has all. A granted descriptor is never taken back.
-std::uint64_t Ledger::descriptor_share(std::uint32_t uid) const {
-  if (private_mode() || uid == 0) return Account::kNoLimit;
-  const auto own = config.limits.uid.find(uid);
-  if (own != config.limits.uid.end() && own->second.descriptors) return *own->second.descriptors;
-  if (config.limits.uid_descriptors != 0) return config.limits.uid_descriptors;
+std::uint64_t Accounts::descriptor_share(std::uint32_t uid) const {
+  if (host.private_mode() || uid == 0) return Account::kNoLimit;
+  const auto own = host.config.limits.uid.find(uid);
+  if (own != host.config.limits.uid.end() && own->second.descriptors) return *own->second.descriptors;
+  if (host.config.limits.uid_descriptors != 0) return host.config.limits.uid_descriptors;
   const std::uint64_t used = descriptors_of(uid);
-  const std::uint64_t taken = descriptors() + config.descriptors_reserved;
-  const std::uint64_t left = facts.descriptors_limit > taken ? facts.descriptors_limit - taken : 0;
+  const std::uint64_t taken = descriptors() + host.config.descriptors_reserved;
+  const std::uint64_t left = host.facts.descriptors_limit > taken ? host.facts.descriptors_limit - taken : 0;
   const std::uint64_t users = uids.size() - uids.count(0) + (uids.contains(uid) ? 0 : 1);
   return (left + used) / (users + 1);
 }
 
-std::optional<Shortage> Ledger::descriptor_shortage(std::uint32_t uid, std::uint64_t wanted, bool admin) const {
+std::optional<Shortage> Accounts::descriptor_shortage(std::uint32_t uid, std::uint64_t wanted, bool admin) const {
   if (!descriptors_left(wanted, admin)) {
-    const std::uint64_t reserved = std::min(config.descriptors_reserved, facts.descriptors_limit);
+    const std::uint64_t reserved = std::min(host.config.descriptors_reserved, host.facts.descriptors_limit);
     return Shortage{
-        SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_HOST, 0, facts.descriptors_limit - reserved, descriptors(), wanted};
+        SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_HOST, 0, host.facts.descriptors_limit - reserved, descriptors(), wanted};
   }
   return admin ? std::nullopt : share_shortage(uid, wanted);
 }
 
-std::optional<Shortage> Ledger::share_shortage(std::uint32_t uid, std::uint64_t wanted) const {
+std::optional<Shortage> Accounts::share_shortage(std::uint32_t uid, std::uint64_t wanted) const {
   const std::uint64_t share = descriptor_share(uid);
   const std::uint64_t used = descriptors_of(uid);
   if (used <= share && wanted <= share - used) return std::nullopt;
   return Shortage{SHMBW_SLOT_DESCRIPTORS, SHMBW_SCOPE_UID, uid, share, used, wanted};
 }
 
-bool Ledger::may_wait(std::uint32_t uid, std::uint64_t lent) const {
+bool Accounts::may_wait(std::uint32_t uid, std::uint64_t lent) const {
   return descriptors_left(lent + SHMBW_MAX_BATCH, false) && !share_shortage(uid, lent + SHMBW_MAX_BATCH);
 }
 
-bool Ledger::closes_too_many(std::uint32_t uid) const {
+bool Accounts::closes_too_many(std::uint32_t uid) const {
   const std::size_t waiting = client_files.waiting(uid);
   return waiting >= kClosesAtMost || (waiting > kClosesAlways && descriptor_shortage(uid, 1, false));
 }
 
-bool Ledger::keep_pidfd(std::uint32_t uid) {
+bool Accounts::keep_pidfd(std::uint32_t uid) {
   const auto at = uids.find(uid);
   const std::uint64_t kept = at == uids.end() ? 0 : at->second.pidfds;
   if (!descriptors_left(kept + 1, false) || share_shortage(uid, kept + 1)) return false;
@@ -166,20 +121,20 @@ bool Ledger::keep_pidfd(std::uint32_t uid) {
   return true;
 }
 
-void Ledger::close_pidfd(std::uint32_t uid) {
+void Accounts::close_pidfd(std::uint32_t uid) {
   count_waiting(uid, -1);
   --uids.at(uid).pidfds;
   drop_uid(uid);
 }
 
-void Ledger::count_waiting(std::uint32_t uid, std::int64_t change) {
+void Accounts::count_waiting(std::uint32_t uid, std::int64_t change) {
   open_descriptors += static_cast<std::uint64_t>(change);
   if (auto at = uids.find(uid); at != uids.end()) at->second.waiting += static_cast<std::uint64_t>(change);
 }
 
-bool Ledger::descriptors_left(std::uint64_t wanted, bool admin) const {
-  std::uint64_t reserved = admin ? 0 : config.descriptors_reserved;
-  return descriptors() + wanted + reserved <= facts.descriptors_limit;
+bool Accounts::descriptors_left(std::uint64_t wanted, bool admin) const {
+  std::uint64_t reserved = admin ? 0 : host.config.descriptors_reserved;
+  return descriptors() + wanted + reserved <= host.facts.descriptors_limit;
 }
 
 }  // namespace shmb::daemon

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // One look over all pools, in portions. See idle_holds.hpp.
-#include "daemon/ledger/idle_holds.hpp"
+#include "daemon/pools/idle_holds.hpp"
 
 #include <algorithm>
 
-#include "daemon/ledger/ledger.hpp"
+#include "daemon/ledger/host.hpp"
+#include "daemon/pools/pools.hpp"
 
 namespace shmb::daemon {
 namespace {
@@ -19,22 +20,22 @@ void IdleHolds::noticed() {
   waits_ |= pool_ != 0;  // a look is in progress, and may have passed this region
   if (armed() && pause_ == kFirstPause) return;
   pause_ = kFirstPause;
-  ledger_.timers.set(*this, ledger_.now() + pause_);
+  pools_.host.timers.set(*this, pools_.host.now() + pause_);
 }
 
 void IdleHolds::on_timer(std::int64_t now) {
   std::size_t lines = kLinesPerTurn;
-  for (auto at = ledger_.pools.lower_bound(pool_); at != ledger_.pools.end(); ++at) {
+  for (auto at = pools_.all.lower_bound(pool_); at != pools_.all.end(); ++at) {
     if (at->first != pool_) lane_ = 0;
     pool_ = at->first;
     for (Pool& pool = at->second; lane_ < pool.lanes.size(); ++lane_) {
-      if (lines == 0) return ledger_.timers.set(*this, now);
-      lines -= std::min(lines, drop_idle_holds(ledger_, pool, lane_, waits_));
+      if (lines == 0) return pools_.host.timers.set(*this, now);
+      lines -= std::min(lines, drop_idle_holds(pools_, pool, lane_, waits_));
     }
   }
   pool_ = lane_ = 0;
   pause_ = std::min(2 * pause_, kLongestPause);
-  if (std::exchange(waits_, false)) ledger_.timers.set(*this, now + pause_);
+  if (std::exchange(waits_, false)) pools_.host.timers.set(*this, now + pause_);
 }
 
 }  // namespace shmb::daemon

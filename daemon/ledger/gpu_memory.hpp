@@ -12,17 +12,27 @@
 #include <vector>
 
 #include "base/fd.hpp"
+#include "base/result.hpp"
 #include "base/sys_gpu.hpp"
-#include "daemon/gpu/device.hpp"
-#include "daemon/gpu/timeline.hpp"
 #include "daemon/kit/account.hpp"
+#include "proto/shmb_wire.h"
 
 namespace shmb::daemon {
 
 class Session;
-class Ledger;
+struct GpuNode;
 struct Lease;
 struct Region;
+struct Regions;
+struct Sessions;
+struct Timeline;
+
+// A GPU that a session has named.
+struct GpuDevice {
+  sys::GpuUuid uuid{};
+  std::vector<std::uint64_t> watches;  // events that wait for the end of the look
+  std::shared_ptr<GpuNode> node;       // null: the look is not over
+};
 
 struct GpuMemory {
   shmbw_gpu_kind kind = SHMBW_GPU_KIND_NONE;
@@ -41,7 +51,7 @@ struct GpuMemory {
   Fd manifest;
   std::uint64_t descriptors = 0;  // of the broker's table
   Charge descriptors_charge, manifest_charge;
-  std::unique_ptr<Timeline> timeline;
+  std::shared_ptr<Timeline> timeline;  // or null
 
   bool on_gpu() const { return kind != SHMBW_GPU_KIND_TIMELINE; }
   std::uint32_t present() const { return static_cast<std::uint32_t>(files.size() / 2); }
@@ -53,21 +63,21 @@ struct GpuMemory {
 bool on_gpu(const Region& region);
 Error other_kind(const Region& region);
 // Notifies every holder of a lease and every watcher of the region.
-void set_gpu_state(Ledger& ledger, Region& region, shmbw_gpu_state state, std::int32_t code, std::uint32_t pid);
+void set_gpu_state(Region& region, shmbw_gpu_state state, std::int32_t code, std::uint32_t pid);
 
 // The process behind the session has died, or dropped its connection without a farewell. Its writes may be incomplete,
 // and memory that it lent may be freed. Its leases are not touched.
-void gpu_session_over(Ledger& ledger, Session& session);
+void gpu_session_over(Regions& regions, Session& session);
 // Whether a lease outlives its session. While the process lives it may map the memory, even after its socket is closed.
 bool gpu_lease_stays(const Session& session, const Lease& lease);
 // Drops the leases of a dead process: those that stayed after its session. Where a forked child still holds the socket,
 // only those of GPU memory, which the child does not have.
-void drop_leases_of_dead(Ledger& ledger, Session& session);
+void drop_leases_of_dead(Sessions& sessions, Session& session);
 // Call before a lease is dropped or given back.
-void gpu_lease_over(Ledger& ledger, Lease& lease);
+void gpu_lease_over(Regions& regions, Lease& lease);
 // Call when something that held the region is gone while other things still hold it. True: the region is gone.
-bool settle_gpu(Ledger& ledger, Region& region);
+bool settle_gpu(Regions& regions, Region& region);
 // Used by `free_region`. True: its descriptors are closed on another thread, and `closed_regions` continues.
-bool close_gpu(Ledger& ledger, Region& region);
+bool close_gpu(Regions& regions, Region& region);
 
 }  // namespace shmb::daemon
