@@ -246,3 +246,43 @@ def test_the_types_of_the_extension_are_those_of_the_stub():
         assert not missing, f"{node.name}: {missing}"
         extra = {name for name in vars(real) if not name.startswith("_")} - declared
         assert not extra - {"n_fields", "n_sequence_fields", "n_unnamed_fields"}, f"{node.name}: {extra}"
+
+
+def test_nothing_grows_over_many_calls(python):
+    python("""
+import gc, os, sys, shmbroker
+session = shmbroker.connect(group="")
+pool = session.create_pool([(4096, 8)])
+queue = pool.queue("q", kind="mpmc")
+region = session.create(4096, many_writers=True)
+def step():
+    slot = pool.acquire(100)
+    memoryview(slot)[0] = 1
+    queue.send([b"head", shmbroker.Part(slot, 0, 50), region, bytearray(10)], type=3)
+    message = queue.receive()
+    [memoryview(part)[0] for part in message.parts]
+    taken, again = message.take(1), message.take(2)
+    assert pool.find(memoryview(taken)) is not None and shmbroker.find(bytes(1)) is None
+    message.tobytes, message.type, region.id, region.info(), queue.info(), pool.info(), session.info()
+    own = session.create(4096, name="x", replace=True, keep=0)
+    own.close(unname=True)
+    session.revoke(region.ticket())
+    session.attach(region.id, write=True)
+    queue.send(b"y"); queue.receive_bytes()
+    queue.send_many([b"1", b"2"]); queue.receive_many(5)
+    for wrong in (lambda: queue.receive(0), lambda: session.attach("nothing"), lambda: session.create(-1),
+                  lambda: queue.send("text"), lambda: queue.send([b"x", "text"]), lambda: message.take(0),
+                  lambda: session.create(1, nome=2), lambda: session.watch(), lambda: session.join(b"")):
+        try: wrong()
+        except (shmbroker.Error, TypeError): pass
+def measure():
+    gc.collect()
+    counted = [sys.getrefcount(one) for one in (None, True, False, (), "", b"", *vars(shmbroker).values())]
+    return sys.getallocatedblocks(), len(os.listdir("/proc/self/fd")), sum(counted)
+for _ in range(50): step()
+before = measure()
+for _ in range(500): step()
+after = measure()
+grown = [b - a for a, b in zip(before, after)]
+assert grown[0] < 100 and grown[1] == 0 and grown[2] < 100, grown
+""")
