@@ -28,7 +28,7 @@ std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) { return (bytes 
 // A shortage may pass, because other jobs on the host free memory too.
 Result<std::vector<Allocation>> create_all(const Driver& driver, const Region::Memory& memory, bool rdma,
                                            std::int64_t retry) {
-  const client::Deadline deadline = retry == 0 ? client::Deadline::now() : client::Deadline::after(retry);
+  const client::Deadline deadline = client::Deadline::after(retry, SHMB_GPU_RETRY);
   const client::Deadline released = client::Deadline::after(0);  // for regions that this process has released already
   for (;;) {
     std::vector<Allocation> made;

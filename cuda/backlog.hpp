@@ -12,6 +12,7 @@
 
 #include "client/session/deadline.hpp"
 #include "cuda/context.hpp"
+#include "cuda/shmbroker_cuda.h"
 
 namespace shmb::cuda {
 
@@ -19,12 +20,12 @@ namespace shmb::cuda {
 // longer than that for the broker, because devices do the caller's own work.
 class Patience {
  public:
-  explicit Patience(std::int64_t timeout) : timeout_(timeout), all_(client::Deadline::after(timeout, kDeviceTimeout)) {}
+  explicit Patience(std::int64_t timeout)
+      : timeout_(timeout), all_(client::Deadline::after(timeout, SHMB_GPU_DEVICE_TIMEOUT)) {}
   client::Deadline device() const { return all_; }
   client::Deadline broker() const { return timeout_ == 0 ? client::Deadline::after(0) : all_; }
 
  private:
-  static constexpr std::int64_t kDeviceTimeout = 60'000'000'000;
   std::int64_t timeout_;
   client::Deadline all_;
 };

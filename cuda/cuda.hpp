@@ -158,8 +158,8 @@ struct AllocateOptions {
   bool rdma = false;
   bool uninitialised = false;
   std::uint64_t chunk_bytes = 0;
-  std::optional<Timeout> retry{};  // how long to retry while the device has no memory
-  Timeout timeout{};               // for zeroing
+  Timeout retry{};    // how long to retry while the device has no memory; default: not at all
+  Timeout timeout{};  // for zeroing; default: 60 s
 };
 
 struct PublishOptions {
@@ -178,7 +178,7 @@ struct ImportOptions {
   Access access = Access::read_only;
   std::vector<std::int32_t> devices{};  // empty: that of the current context, else the region's own
   Pointer at = 0;
-  std::optional<Timeout> wait{};  // for a name that does not exist yet; none: no wait
+  Timeout wait{};  // for a name that does not exist yet; default: no wait
   Timeout timeout{};
   bool share = false;  // so that tickets can be made from the import
 };
@@ -199,7 +199,7 @@ class Region {
     c.flags = (options.rdma ? unsigned{SHMB_GPU_ALLOCATE_RDMA} : 0U) |
               (options.uninitialised ? unsigned{SHMB_GPU_ALLOCATE_UNINITIALISED} : 0U);
     c.chunk_bytes = options.chunk_bytes;
-    if (options.retry) c.retry_ns = options.retry->nanoseconds();
+    c.retry_ns = options.retry.nanoseconds();
     c.timeout_ns = options.timeout.nanoseconds();
     return made([&](shmb_gpu_region** raw, shmb_error* error) {
       return shmb_gpu_allocate(session.c(), length, &c, raw, error);
@@ -422,7 +422,7 @@ class Region {
     c.devices = options.devices.data();
     c.device_count = options.devices.size();
     c.at = options.at;
-    if (options.wait) c.wait_ns = options.wait->nanoseconds();
+    c.wait_ns = options.wait.nanoseconds();
     c.timeout_ns = options.timeout.nanoseconds();
     return c;
   }
@@ -544,12 +544,11 @@ class Timeline {
     if (shmb_gpu_timeline_create(session.c(), &c, &raw, &error) != SHMB_OK) return Error(error);
     return Timeline(raw);
   }
-  // wait: for a name that does not exist yet; none: no wait
-  static Result<Timeline> try_open(const Session& session, std::string_view address,
-                                   std::optional<Timeout> wait = {}) noexcept {
+  // wait: for a name that does not exist yet; default: no wait
+  static Result<Timeline> try_open(const Session& session, std::string_view address, Timeout wait = {}) noexcept {
     shmb_attach_options c{};
     c.size = sizeof c;
-    if (wait) c.wait_ns = wait->nanoseconds();
+    c.wait_ns = wait.nanoseconds();
     shmb_gpu_timeline* raw = nullptr;
     shmb_error error;
     if (shmb_gpu_timeline_open(session.c(), shmbroker::detail::CText(address).get(), &c, &raw, &error) != SHMB_OK)
@@ -583,7 +582,7 @@ class Timeline {
   static Timeline create(const Session& session, const TimelineOptions& options = {}) {
     return try_create(session, options).value();
   }
-  static Timeline open(const Session& session, std::string_view address, std::optional<Timeout> wait = {}) {
+  static Timeline open(const Session& session, std::string_view address, Timeout wait = {}) {
     return try_open(session, address, wait).value();
   }
   void signal(std::uint64_t value, Stream stream, std::uint32_t word = 0) { try_signal(value, stream, word).value(); }

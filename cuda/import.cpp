@@ -283,11 +283,11 @@ std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client:
 
 Result<Region::Handle> Region::import(const std::shared_ptr<client::Session>& session, const client::GpuRequest& wish,
                                       const ImportSpec& spec, std::int64_t timeout, std::int64_t wait) {
-  const client::Deadline until = wait == 0 ? client::Deadline::now() : client::Deadline::after(wait);
+  const client::Deadline until = client::Deadline::after(wait, SHMB_NAME_WAIT);
   for (;;) {
     auto made = std::move(import(session, {&wish, 1}, {&spec, 1}, client::Deadline::after(timeout)).front());
-    if (made || made.error().status != Status::not_found || wish.by != SHMBW_ATTACH_BY_NAME || wait == 0 ||
-        wait == client::kNoWait)
+    if (made || made.error().status != Status::not_found || wish.by != SHMBW_ATTACH_BY_NAME ||
+        !client::waits_for_name(wait))
       return made;
     client::WatchSpec named;
     named.kind = SHMBW_WATCH_KIND_NAME;

@@ -41,6 +41,10 @@ typedef void* shmb_gpu_stream;     /* CUstream; NULL: the default stream */
 
 #define SHMB_GPU_ANY_DEVICE (-1)
 
+/* The defaults of durations, in nanoseconds. */
+#define SHMB_GPU_DEVICE_TIMEOUT INT64_C(60000000000) /* for a device, which does the caller's own work */
+#define SHMB_GPU_RETRY SHMB_NO_WAIT                  /* after OUT_OF_MEMORY */
+
 /* ------------------------------------------------------------------------------------------------ devices */
 
 enum shmb_gpu_device_flag {
@@ -81,8 +85,8 @@ typedef struct shmb_gpu_allocate_options {
   int32_t device;       /* ordinal, with uuid NULL; SHMB_GPU_ANY_DEVICE: that of the current context, else the first */
   uint32_t flags;       /* enum shmb_gpu_allocate_flag */
   uint64_t chunk_bytes; /* 0: one allocation of the driver; else several, none larger (2 GiB is needed on WSL2) */
-  int64_t retry_ns;     /* OUT_OF_MEMORY is tried again so long, in case others free; 0: not */
-  int64_t timeout_ns;   /* of zeroing, behind what the default stream has to do; 0: 60 s */
+  int64_t retry_ns;     /* OUT_OF_MEMORY is tried again so long, in case others free; default: SHMB_GPU_RETRY */
+  int64_t timeout_ns;   /* of zeroing, behind what the default stream has to do; default: SHMB_GPU_DEVICE_TIMEOUT */
 } shmb_gpu_allocate_options;
 
 /* Memory on a device, mapped for reading and writing there, zeroed. Nobody else knows of it until shmb_gpu_publish; it
@@ -137,7 +141,7 @@ typedef struct shmb_gpu_publish_options {
   shmb_gpu_stream stream;         /* SYNC_STREAM */
   const shmb_gpu_tensor* tensors; /* what is in it, for importers; copied */
   size_t tensor_count;            /* at most 65,536 */
-  int64_t timeout_ns;             /* of the whole call; 0: 60 s for the device, then 5 s for the broker's answer */
+  int64_t timeout_ns; /* of the whole call; default: SHMB_GPU_DEVICE_TIMEOUT, then SHMB_CALL_TIMEOUT for the broker */
 } shmb_gpu_publish_options;
 
 /* Gives the region to the broker, which holds its memory from now on: it lives while a handle of any process, a ticket
@@ -176,7 +180,7 @@ typedef struct shmb_gpu_import_options {
   const int32_t* devices; /* ordinals that shall reach it; NULL: the device of the current context, else its own */
   size_t device_count;
   shmb_gpu_pointer at; /* the address it shall have; 0: any. INVALID where that is not free */
-  int64_t wait_ns;     /* how long to wait for a name that is not there; 0: not. SHMB_FOREVER allowed */
+  int64_t wait_ns;     /* for a name that does not exist yet; default: SHMB_NAME_WAIT. SHMB_FOREVER allowed */
   int64_t timeout_ns;  /* of each answer of the broker */
 } shmb_gpu_import_options;
 
@@ -248,9 +252,9 @@ SHMB_API int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tenso
 
 /* Takes the mapping away and keeps its addresses, so that other memory of this process can use the device: on a
  * published region the memory stays at the broker; of one that is not, only the mapping goes. shmb_gpu_wake maps it
- * again at the same address. Sleeping waits for the device first, as SYNC_DEVICE does, 60 s with timeout 0. Errors:
- * INVALID (asleep, not asleep, lent memory), BUSY (a DLPack tensor of it lives; as for publish), DEADLINE (the device
- * is not through: the region is awake), and for wake those of shmb_gpu_import. */
+ * again at the same address. Sleeping waits for the device first, as SYNC_DEVICE does, by default for
+ * SHMB_GPU_DEVICE_TIMEOUT. Errors: INVALID (asleep, not asleep, lent memory), BUSY (a DLPack tensor of it lives; as for
+ * publish), DEADLINE (the device is not through: the region is awake), and for wake those of shmb_gpu_import. */
 SHMB_API int shmb_gpu_sleep(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -266,7 +270,7 @@ SHMB_API int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t
                               shmb_error* error) SHMB_NOEXCEPT;
 
 /* Waits for the device, takes the mapping away, gives the reference back and frees the handle, whatever is returned.
- * The wait is that of SYNC_DEVICE, 5 s with timeout 0, and nothing is lost by its end: with DEADLINE (or BUSY, for a
+ * The wait is that of SYNC_DEVICE, and nothing is lost by its end: with DEADLINE (or BUSY, for a
  * stream under capture) the region keeps its mapping and its reference until the device is through, and goes in
  * shmb_dispatch, which counts it, or at the end of a later call that frees. So does one whose last reference goes
  * otherwise: with a DLPack tensor, or by shmb_torch_free. Work that never ends, such as a stream that waits for what
@@ -373,7 +377,7 @@ SHMB_API shmb_region_id shmb_gpu_timeline_get_id(const shmb_gpu_timeline* timeli
 SHMB_API int shmb_gpu_timeline_signal(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value,
                                       shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
 /* Makes the stream wait until the word has reached `value`. If the producer has not enqueued that signal yet, this
- * thread first waits for it, at most timeout_ns (0: 5 s): a stream that waits for what nobody has enqueued could block
+ * thread first waits for it, at most timeout_ns: a stream that waits for what nobody has enqueued could block
  * the device for ever. Errors: DEADLINE, PRODUCER_DEAD, DEVICE_LOST, and those of signal. */
 SHMB_API int shmb_gpu_timeline_wait(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value, shmb_gpu_stream stream,
                                     int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
@@ -432,7 +436,7 @@ SHMB_API int shmb_gpu_event_record(shmb_gpu_event* event, shmb_gpu_stream stream
 SHMB_API int shmb_gpu_event_wait(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
 /* Whether the last record is done: 0 or 1. */
 SHMB_API int shmb_gpu_event_query(shmb_gpu_event* event, int* done, shmb_error* error) SHMB_NOEXCEPT;
-/* This thread waits, 5 s with timeout 0. Errors: DEADLINE, which is all that is learnt of a dead recorder. */
+/* This thread waits. Errors: DEADLINE, which is all that is learnt of a dead recorder. */
 SHMB_API int shmb_gpu_event_wait_host(shmb_gpu_event* event, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_event_close(shmb_gpu_event* event, shmb_error* error) SHMB_NOEXCEPT; /* NULL is allowed */
 

@@ -164,7 +164,7 @@ int shmb_connect(const shmb_connect_options* options, shmb_session** session, sh
     constexpr std::uint32_t flags = SHMB_CONNECT_LOCAL_OK | SHMB_CONNECT_NO_START | SHMB_CONNECT_ADMIN |
                                     SHMB_CONNECT_LOCAL_ONLY | SHMB_CONNECT_NO_GROUP;
     if ((known->flags & ~flags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of connect");
-    if (known->timeout_ns < 0) return shmb::error(Status::invalid, "connect always has a deadline");
+    if (known->timeout_ns == SHMB_FOREVER) return shmb::error(Status::invalid, "connect always has a deadline");
     if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
     ConnectOptions wanted;
     wanted.socket = text_or_empty(known->socket);
@@ -324,7 +324,7 @@ int shmb_group_wait(shmb_session* session, uint64_t group, int64_t wait_ns, shmb
   return guarded(error, [&]() -> Result<void> {
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
-    return (*known)->wait_group(group, Deadline::after(0), Deadline::after(wait_ns));
+    return (*known)->wait_group(group, Deadline::after(0), Deadline::after(wait_ns, SHMB_GROUP_WAIT));
   });
 }
 

@@ -518,7 +518,7 @@ class Heap {
       header.mutex_bytes = sizeof(heap::robust_mutex);
       header.bytes = region.size();
       header.pid_namespace = heap::detail::pid_namespace();
-      header.lock_timeout_ns = lock_timeout.nanoseconds() == SHMB_NO_WAIT ? 1 : lock_timeout.nanoseconds();
+      header.lock_timeout_ns = lock_timeout.nanoseconds();
       {
         // Held before any process can find the heap. So one that opens it learns of its maker's death.
         const heap::detail::Locked locked(header, heap::Intent::change);

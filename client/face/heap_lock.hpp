@@ -46,8 +46,6 @@ namespace detail {
   return Error(error);
 }
 
-inline constexpr std::int64_t kDefaultWait = 5'000'000'000;
-
 inline std::int64_t monotonic_now() noexcept {
   timespec now{};
   (void)::clock_gettime(CLOCK_MONOTONIC, &now);
@@ -59,7 +57,7 @@ inline std::int64_t deadline_of(std::int64_t timeout_ns) noexcept {
   if (timeout_ns == SHMB_FOREVER) return INT64_MAX;
   if (timeout_ns == SHMB_NO_WAIT) return 0;
   const std::int64_t now = monotonic_now();
-  const std::int64_t wait = timeout_ns == SHMB_DEFAULT_TIMEOUT ? kDefaultWait : timeout_ns;
+  const std::int64_t wait = timeout_ns == SHMB_DEFAULT_TIMEOUT ? SHMB_CALL_TIMEOUT : timeout_ns;
   return wait > INT64_MAX - 1 - now ? INT64_MAX - 1 : now + wait;
 }
 

@@ -5,9 +5,12 @@
  *  - It returns a status: SHMB_OK (0) or a code of shmb_status.h. A function that takes `shmb_error* error` fills it on
  *    failure with the same status, the numbers behind it and a sentence to print; NULL is allowed. Out-parameters are
  *    written only on success (batch calls: as documented). Nothing is printed, no signal is handled, no thread started.
- *  - Sizes and offsets are bytes, times are nanoseconds. Durations: SHMB_DEFAULT_TIMEOUT (0) is 5 s; SHMB_FOREVER is
- *    accepted only where the function says so, which is where it waits for others: a call to the broker has a deadline,
- *    or is refused (SHMB_E_INVALID); SHMB_NO_WAIT asks without waiting, where the function says so.
+ *  - Sizes and offsets are bytes, times are nanoseconds. A duration has one meaning in every function: 0
+ *    (SHMB_DEFAULT_TIMEOUT) is the default that the function names, SHMB_FOREVER is no limit, SHMB_NO_WAIT is no wait,
+ *    a number above 0 is the longest time. A function that names no default has SHMB_CALL_TIMEOUT.
+ *  - SHMB_FOREVER is for waits for other processes. A call that waits only for the broker refuses it (SHMB_E_INVALID).
+ *    With SHMB_NO_WAIT such a call sends its request and returns SHMB_E_DEADLINE unless the answer is there. Any other
+ *    negative number is a deadline that has passed.
  *  - Thread-safe: all functions may be called on one session from any threads at once. A region handle must not be
  *    released or published while another thread uses that handle; a session must not be disconnected while another
  *    thread is in a call on it.
@@ -50,6 +53,12 @@ extern "C" {
 #define SHMB_FOREVER INT64_C(-1)
 #define SHMB_NO_WAIT INT64_C(-2)
 #define SHMB_KEEP_UNTIL_RELEASED INT64_C(-1)
+
+/* The defaults, in nanoseconds. */
+#define SHMB_CALL_TIMEOUT INT64_C(5000000000)      /* an answer of the broker; a slot, a message, an event */
+#define SHMB_NAME_WAIT SHMB_NO_WAIT                /* a name that does not exist yet: NOT_FOUND at once */
+#define SHMB_GROUP_WAIT SHMB_FOREVER               /* the end of a group */
+#define SHMB_TICKET_LIFETIME INT64_C(600000000000) /* 10 minutes */
 
 #define SHMB_MAX_NAME 96       /* bytes of a group or region name, without NUL */
 #define SHMB_TOKEN_TEXT 33     /* bytes that shmb_token_format writes, with NUL */
@@ -119,7 +128,7 @@ typedef struct shmb_connect_options {
       program;        /* how the session is called in `shmbroker list`, at most 64 bytes; NULL: the process' own name */
   uint32_t flags;     /* enum shmb_connect_flag */
   uint32_t reserved;  /* 0 */
-  int64_t timeout_ns; /* over finding, starting and greeting the broker */
+  int64_t timeout_ns; /* for finding, starting and greeting the broker */
 } shmb_connect_options;
 
 /* Opens a session. The broker is looked for in this order: options->socket; the variable SHMBROKER_SOCKET (these two
@@ -209,8 +218,9 @@ typedef struct shmb_attach_options {
   size_t size;
   uint32_t rights;    /* enum shmb_right; 0: read. With WRITE the mapping is writable */
   uint32_t flags;     /* enum shmb_attach_flag */
-  int64_t wait_ns;    /* how long to wait for a name not yet created, and for a region whose writer has not mapped it
-                         yet; 0: no wait for a name, the default time-out for a writer; SHMB_FOREVER allowed */
+  int64_t wait_ns;    /* for a name not yet created, and for a writer that has not mapped the region yet (NOT_READY
+                         without a wait). Default: SHMB_NAME_WAIT for a name, timeout_ns for a writer. SHMB_FOREVER
+                         allowed */
   int64_t timeout_ns; /* of each answer of the broker */
 } shmb_attach_options;
 
@@ -352,9 +362,9 @@ SHMB_API int shmb_set_sharing_strategy(const char* name, shmb_error* error) SHMB
 /* ------------------------------------------------------------------------------------------------ tickets */
 
 /* Makes a token that gives `rights` (at most the handle's own; needs SHARE; 0: read) to whoever shows it, also in other
- * groups and to other users. uses: attaches it allows, 0: one. lifetime_ns: 0: 10 minutes. It holds the region, never
- * its group. expires_ns (may be NULL) is CLOCK_BOOTTIME. It outlives this session: use shmb_ticket_lend where its
- * receiver does not. Errors: DENIED, LIMIT (tickets of the session, or of its user), INVALID. */
+ * groups and to other users. uses: attaches it allows, 0: one. lifetime_ns: default SHMB_TICKET_LIFETIME. It holds the
+ * region, never its group. expires_ns (may be NULL) is CLOCK_BOOTTIME. It outlives this session: use shmb_ticket_lend
+ * where its receiver does not. Errors: DENIED, LIMIT (tickets of the session, or of its user), INVALID. */
 SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                 int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
@@ -417,7 +427,7 @@ typedef struct shmb_group_ending {
  * its id, or 0 with its name. ending may be NULL. Errors: NOT_FOUND, DENIED, BUSY (KEPT_ONLY, and it is alive). */
 SHMB_API int shmb_group_end(shmb_session* session, uint64_t group, const char* name, uint32_t flags, int64_t timeout_ns,
                             shmb_group_ending* ending, shmb_error* error) SHMB_NOEXCEPT;
-/* Waits until a group (0: the session's own) has ended. wait_ns: SHMB_FOREVER allowed. Errors: NOT_FOUND, DEADLINE,
+/* Waits until a group (0: the session's own) has ended. wait_ns: default SHMB_GROUP_WAIT. Errors: NOT_FOUND, DEADLINE,
  * SESSION_LOST (the broker's end ends the wait). */
 SHMB_API int shmb_group_wait(shmb_session* session, uint64_t group, int64_t wait_ns, shmb_error* error) SHMB_NOEXCEPT;
 /* "<name>:<token>", the value of SHMBROKER_GROUP that makes a child a member. */

@@ -54,19 +54,25 @@ constexpr std::int64_t nanoseconds_of(std::chrono::duration<Rep, Period> duratio
 
 }  // namespace detail
 
-// The longest time of a call; forever() is for waiting for others, calls to the broker alone refuse it. Implicit from
-// any std::chrono duration; zero and below count as one nanosecond.
+// A duration of a call, a wait or a lifetime. Every function and every option takes this type, with one meaning. Left
+// out it is the default, which the function or option names; if none is named it is 5 s (SHMB_CALL_TIMEOUT). Threads: a
+// plain value.
 class Timeout {
  public:
-  constexpr Timeout() noexcept = default;  // the default of the call: 5 s for answers of the broker
+  constexpr Timeout() noexcept = default;
+  // From any std::chrono duration. Zero and below do not wait: they are no_wait().
   template <class Rep, class Period>
   constexpr Timeout(std::chrono::duration<Rep, Period> duration) noexcept
       : nanoseconds_(detail::nanoseconds_of(duration)) {
-    if (nanoseconds_ < 1) nanoseconds_ = 1;
+    if (nanoseconds_ < 1) nanoseconds_ = SHMB_NO_WAIT;
   }
+  // No limit. Only waits for other processes take it. Calls that wait only for the broker fail with Status::invalid.
   static constexpr Timeout forever() noexcept { return Timeout(Raw{SHMB_FOREVER}); }
+  // Fails at once if the call would have to wait: with Status::full, empty or deadline.
   static constexpr Timeout no_wait() noexcept { return Timeout(Raw{SHMB_NO_WAIT}); }
+  // As the C functions take it: SHMB_DEFAULT_TIMEOUT, SHMB_FOREVER, SHMB_NO_WAIT, or nanoseconds above 0.
   constexpr std::int64_t nanoseconds() const noexcept { return nanoseconds_; }
+  friend constexpr bool operator==(const Timeout&, const Timeout&) noexcept = default;
 
  private:
   struct Raw {
@@ -454,7 +460,9 @@ struct AttachOptions {
   Rights more_rights = Rights::none;  // share, release; reading, and writing where asked, are always included
   bool map = true;
   bool populate = true;
-  std::optional<Timeout> wait{};  // for a name that does not exist yet; none: no wait
+  // For a name that does not exist yet, and for a writer that has not mapped the region yet. Default: no wait for a
+  // name, `timeout` for a writer.
+  Timeout wait{};
   Timeout timeout{};
 };
 
@@ -684,7 +692,7 @@ class Session {
     return ending;
   }
   // Waits until the group has ended, by default without limit.
-  Result<void> try_wait_group(GroupId group = {}, Timeout wait = Timeout::forever()) const noexcept {
+  Result<void> try_wait_group(GroupId group = {}, Timeout wait = {}) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_group_wait(handle_.get(), group.value, wait.nanoseconds(), &error), error);
   }
@@ -784,7 +792,7 @@ class Session {
   shmb_group_ending end_group(GroupId group, std::uint32_t flags = 0, Timeout timeout = {}) const {
     return try_end_group(group, flags, timeout).value();
   }
-  void wait_group(GroupId group = {}, Timeout wait = Timeout::forever()) const { try_wait_group(group, wait).value(); }
+  void wait_group(GroupId group = {}, Timeout wait = {}) const { try_wait_group(group, wait).value(); }
   Watch watch(const RegionId& region, std::uint32_t events = 0) const { return try_watch(region, events).value(); }
   Watch watch(GroupId group) const { return try_watch(group).value(); }
   Watch watch_name(std::string_view address) const { return try_watch_name(address).value(); }
@@ -824,7 +832,7 @@ class Session {
     c.rights = static_cast<std::uint32_t>(rights | options.more_rights);
     if (!options.map) c.flags |= SHMB_ATTACH_UNMAPPED;
     if (!options.populate) c.flags |= SHMB_ATTACH_NO_POPULATE;
-    if (options.wait) c.wait_ns = options.wait->nanoseconds();
+    c.wait_ns = options.wait.nanoseconds();
     c.timeout_ns = options.timeout.nanoseconds();
     shmb_region* raw = nullptr;
     shmb_error error;

@@ -17,8 +17,8 @@ extern "C" {
  * arrives. A session joins a pool once, further opens of it in the same session give further handles. A forked child
  * joins on its own at its first call: slots of the parent are not the child's (SHMB_E_FORKED).
  *
- * `wait_ns` of everything below: SHMB_DEFAULT_TIMEOUT is 5 s, SHMB_FOREVER and SHMB_NO_WAIT are allowed, another
- * negative number is a deadline that has passed: one look, then SHMB_E_DEADLINE. Pools need a broker (LOCAL_ONLY).
+ * `wait_ns` of everything below: the default is SHMB_CALL_TIMEOUT, SHMB_FOREVER and SHMB_NO_WAIT are allowed. With
+ * SHMB_NO_WAIT the status is FULL or EMPTY, not DEADLINE. Pools need a broker (LOCAL_ONLY).
  *
  * A pool ends with its group, or with its broker: calls then answer GROUP_ENDED or SESSION_LOST. BROKEN is for shared
  * words that no participant could have written that keeps to the rules.
@@ -33,6 +33,8 @@ typedef struct shmb_message shmb_message;     /* a received message; made once a
 typedef struct shmb_queue_set shmb_queue_set; /* several queues to wait on */
 
 #define SHMB_MAX_SIZE_CLASSES 16
+#define SHMB_QUEUE_SPIN INT64_C(20000)     /* default of spin_ns */
+#define SHMB_MESSAGE_LIFETIME SHMB_FOREVER /* default of lifetime_ns */
 
 typedef struct shmb_size_class {
   uint64_t slot_size;   /* bytes that a user may write */
@@ -71,7 +73,7 @@ typedef struct shmb_pool_open_options {
   uint64_t id;        /* with address NULL: the pool's id */
   uint32_t read_only; /* 1: maps slots for reading, opens no writer, takes no slots, never adds memory */
   uint32_t reserved;  /* 0 */
-  int64_t wait_ns;    /* how long to wait for a name that is not there; SHMB_DEFAULT_TIMEOUT (0): no wait for it */
+  int64_t wait_ns;    /* for a name that does not exist yet; default: SHMB_NAME_WAIT. SHMB_FOREVER allowed */
   int64_t timeout_ns; /* of each answer of the broker */
 } shmb_pool_open_options;
 
@@ -170,10 +172,10 @@ typedef struct shmb_queue_options {
   uint32_t cells;        /* messages under way for each lane, a power of two, 2 to 65536; 0: the queue's, or 256 */
   uint32_t inline_bytes; /* 56 or 120: larger messages go into slots; 0: the queue's, or 56 */
   uint32_t reserved;     /* 0 */
-  int64_t spin_ns;       /* looks so long before it sleeps; 0: 20 us, unless that was for nothing the last times;
-                            SHMB_NO_WAIT: sleeps at once */
-  int64_t wait_ns;       /* with OPEN_ONLY: how long to wait for the queue; SHMB_DEFAULT_TIMEOUT (0): not at all. A
-                            reader AS_IS without OPEN_ONLY waits as well; 0: as long as timeout_ns */
+  int64_t spin_ns;       /* looks so long before it sleeps. Default: SHMB_QUEUE_SPIN, less if that was for nothing the
+                            last times; SHMB_NO_WAIT: sleeps at once */
+  int64_t wait_ns;       /* with OPEN_ONLY: for a queue that does not exist yet; default: SHMB_NAME_WAIT. A reader AS_IS
+                            without OPEN_ONLY waits as well; default: timeout_ns. SHMB_FOREVER allowed */
   int64_t timeout_ns;    /* of each answer of the broker */
 } shmb_queue_options;
 
@@ -244,8 +246,9 @@ typedef struct shmb_outgoing {
   const shmb_part* parts; /* any mix; the message arrives as a whole or not at all */
   size_t count;           /* at most 65,536; 20,000 are as good as one */
   uint64_t type;          /* the application's number, given to the receiver */
-  int64_t lifetime_ns;    /* queues with EXPIRING: discarded if no reader took it by then; 0: never. All it holds
-                             comes back with the next call of its sender that waits or needs room, or of a reader */
+  int64_t lifetime_ns;    /* queues with EXPIRING: discarded if no reader took it by then. Default:
+                             SHMB_MESSAGE_LIFETIME. All it holds comes back with the next call of its sender that
+                             waits or needs room, or of a reader */
 } shmb_outgoing;
 
 /* Sending. With SHMB_OK the message arrives even if this process is killed at its next instruction. Up to inline_bytes

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pools, queues and queue sets in C++, header-only over shmbroker_pool.h. They follow shmbroker.hpp: C++20, each
 // operation as `try_x` that returns a Result, and as `x` that throws Error with the same status. Handles only move.
-// Slots and messages give back what they hold when they end. Waits are 5 s by default; Timeout::forever() and
-// Timeout::no_wait() are allowed.
+// Slots and messages give back what they hold when they end. Waits for slots and messages take Timeout::forever() and
+// Timeout::no_wait().
 #if __cplusplus < 202002L
 #error "shmbroker/pool.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker.h)"
 #elif !defined(SHMBROKER_POOL_HPP)
@@ -70,7 +70,7 @@ struct PoolOptions {
 
 struct PoolOpenOptions {
   bool read_only = false;
-  std::optional<Timeout> wait{};  // for a name that does not exist yet; none: no wait
+  Timeout wait{};  // for a name that does not exist yet; default: no wait
   Timeout timeout{};
 };
 
@@ -95,8 +95,8 @@ struct QueueOptions {
   bool at_least_once = false;
   bool create_only = false;
   bool open_only = false;
-  std::optional<std::chrono::nanoseconds> spin{};  // none: 20 us, less after useless spins; zero: sleep at once
-  std::optional<Timeout> wait{};  // for the queue, with open_only: none: no wait; reader as_is: timeout
+  Timeout spin{};  // looks so long before it sleeps; default: 20 us, less after useless spins
+  Timeout wait{};  // for a queue that does not exist yet; default: with open_only no wait, for a reader as_is `timeout`
   Timeout timeout{};
 };
 
@@ -192,7 +192,7 @@ class Part {
 
 struct SendOptions {
   std::uint64_t type = 0;
-  std::optional<std::chrono::nanoseconds> lifetime{};  // queues that are `expiring`
+  Timeout lifetime{};  // of the message, in queues that are `expiring`; default: forever
   Timeout wait{};
 };
 
@@ -358,7 +358,7 @@ class Queue {
     message.parts = reinterpret_cast<const shmb_part*>(parts.data());
     message.count = parts.size();
     message.type = options.type;
-    message.lifetime_ns = options.lifetime ? options.lifetime->count() : 0;
+    message.lifetime_ns = options.lifetime.nanoseconds();
     shmb_error error;
     return detail::outcome(shmb_queue_send_message(handle_.get(), &message, options.wait.nanoseconds(), &error), error);
   }
@@ -408,8 +408,9 @@ class Queue {
   // and nothing is left, or when `body` returns false. It waits for the first writer. A dead writer is ignored while
   // there are others. For the last one it returns `peer_gone`, because some of its messages may be missing. Messages
   // are borrowed. For an at-least-once queue `body` must call done or give back; if it throws, the message goes back.
+  // `wait` is for each message; default: forever.
   template <class Body>
-  Result<void> try_for_each(Body&& body, Timeout wait = Timeout::forever()) const {
+  Result<void> try_for_each(Body&& body, Timeout wait = {}) const {
     auto message = Message::try_make();
     if (!message) return message.error();
     for (;;) {
@@ -425,9 +426,10 @@ class Queue {
   }
 
   // A range for a loop: for (auto message : queue.messages()). It ends as try_for_each does. Each message belongs to
-  // the loop's variable and may be moved from it; `auto&&` reuses one Message. `wait` is for each message. After a
+  // the loop's variable and may be moved from it; `auto&&` reuses one Message. `wait` is for each message; default:
+  // forever. After a
   // failed receive the loop of try_messages() ends, and outcome() has the error; that of messages() throws it.
-  Messages try_messages(Timeout wait = Timeout::forever()) const noexcept;
+  Messages try_messages(Timeout wait = {}) const noexcept;
 
   // Closes the queue for all: no process may send any more. Readers take what is left and then get `closed`.
   Result<void> try_shutdown(bool remove = false) const noexcept {
@@ -475,13 +477,13 @@ class Queue {
   }
   void receive(Message& message, Timeout wait = {}) const { try_receive(message, wait).value(); }
   Message receive(Timeout wait = {}) const { return try_receive(wait).value(); }
-  Messages messages(Timeout wait = Timeout::forever()) const;
+  Messages messages(Timeout wait = {}) const;
   void receive_kept(Message& message, Timeout wait = {}) const { try_receive_kept(message, wait).value(); }
   std::size_t receive_many(std::span<Message> messages, Timeout wait = {}) const {
     return try_receive_many(messages, wait).value();
   }
   template <class Body>
-  void for_each(Body&& body, Timeout wait = Timeout::forever()) const {
+  void for_each(Body&& body, Timeout wait = {}) const {
     try_for_each(std::forward<Body>(body), wait).value();
   }
   void shutdown(bool remove = false) const { try_shutdown(remove).value(); }
@@ -495,6 +497,7 @@ class Queue {
   friend class Messages;
   // False: the queue is closed, or its last writer has left, and nothing is left.
   Result<bool> next(Message& message, std::uint32_t flags, Timeout wait) const noexcept {
+    if (wait == Timeout()) wait = Timeout::forever();  // what for_each() and messages() name as their default
     for (;;) {
       auto taken = received(message, flags, wait);
       if (taken) return true;
@@ -588,8 +591,8 @@ inline shmb_queue_options to_c(Role role, const QueueOptions& options) noexcept 
   if (options.open_only) c.flags |= SHMB_QUEUE_OPEN_ONLY;
   c.cells = options.cells;
   c.inline_bytes = options.inline_bytes;
-  if (options.spin) c.spin_ns = options.spin->count() > 0 ? options.spin->count() : SHMB_NO_WAIT;
-  if (options.wait) c.wait_ns = options.wait->nanoseconds();
+  c.spin_ns = options.spin.nanoseconds();
+  c.wait_ns = options.wait.nanoseconds();
   c.timeout_ns = options.timeout.nanoseconds();
   return c;
 }
@@ -725,7 +728,7 @@ class Pool {
     c.size = sizeof c;
     c.id = id;
     c.read_only = options.read_only ? 1 : 0;
-    if (options.wait) c.wait_ns = options.wait->nanoseconds();
+    c.wait_ns = options.wait.nanoseconds();
     c.timeout_ns = options.timeout.nanoseconds();
     shmb_pool* raw = nullptr;
     shmb_error error;

@@ -181,7 +181,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   if (auto known = opening.id != 0 ? session->pool(opening.id) : nullptr) return known->for_opening(opening);
   auto mark = ForkMark::make();
   if (!mark) return system_failure(mark.error(), "a page to notice fork with");
-  const Deadline until = opening.wait == 0 ? Deadline::now() : Deadline::after(opening.wait);
+  const Deadline until = Deadline::after(opening.wait, SHMB_NAME_WAIT);
   Deadline settled = Deadline::after(opening.timeout);
   bool made_here = false;
   auto reply = join(*session, opening, settled);
@@ -203,7 +203,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
         if (settled.passed()) break;
         last = settled;
       }
-    } else if (reply.error().status != Status::not_found || opening.id != 0 || opening.wait == 0) {
+    } else if (reply.error().status != Status::not_found || opening.id != 0 || !waits_for_name(opening.wait)) {
       break;
     } else if (until.passed()) {
       return error(Status::deadline, "no pool of that name appeared before the deadline: " + reply.error().sentence);

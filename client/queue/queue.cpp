@@ -111,12 +111,12 @@ Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, co
   if (spec.writer && pool->read_only())
     return error(Status::denied, "this process opened the pool read-only: it cannot write to its queues");
   std::unique_ptr<Queue> queue(new Queue(pool, spec));
-  const Deadline until = spec.wait == 0 || !spec.open_only ? Deadline::now() : Deadline::after(spec.wait);
+  const Deadline until = spec.open_only ? Deadline::after(spec.wait, SHMB_NAME_WAIT) : Deadline::now();
   for (bool late = false;;) {
     const std::uint32_t before = pool->change();
     auto opened = queue->open_ends(false);
     if (opened) return queue;
-    if (opened.error().status != Status::not_found || !spec.open_only || spec.wait == 0)
+    if (opened.error().status != Status::not_found || !spec.open_only || !waits_for_name(spec.wait))
       return std::unexpected(opened.error());
     // The broker moves the directory's change word, and wakes, when a queue is made.
     Pool::Lock lock(pool->me().lock());

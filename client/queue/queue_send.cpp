@@ -342,7 +342,9 @@ Result<void> Queue::send_parts(std::span<const OutPart> given, std::uint64_t typ
   if (given.size() > kMostParts)
     return error(Status::invalid,
                  "a message has at most " + std::to_string(kMostParts) + " parts, not " + std::to_string(given.size()));
-  if (lifetime < 0) return error(Status::invalid, "the lifetime of a message is not negative");
+  if (lifetime == kForever) lifetime = 0;
+  if (lifetime < 0)
+    return error(Status::invalid, "a message lives for a time above 0, or for ever: 0 is the default, SHMB_FOREVER");
   if (auto may = may_send(); !may) return may;
   if (lifetime != 0 && (flags_ & pool::kQueueExpiring) == 0)
     return error(Status::invalid, "the queue was made without EXPIRING: its messages have no lifetime");

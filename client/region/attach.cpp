@@ -207,7 +207,7 @@ Handles attach_regions(const std::shared_ptr<Session>& session, std::span<const 
 Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, const AttachItem& item,
                                      std::int64_t timeout, std::int64_t wait) {
   if (session->is_local()) return needs_broker("names, identities and tickets");
-  const Deadline name_deadline = wait == 0 ? Deadline::now() : Deadline::after(wait);
+  const Deadline name_deadline = Deadline::after(wait, SHMB_NAME_WAIT);
   const Deadline writer_deadline = wait == 0 ? Deadline::after(timeout) : Deadline::after(wait);
   for (;;) {
     Handles result = unset_handles(1);
@@ -215,7 +215,7 @@ Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, co
     if (result[0]) return std::move(result[0]);
     const Status why = result[0].error().status;
     Result<void> waited;
-    if (why == Status::not_found && item.target.by == SHMBW_ATTACH_BY_NAME && wait != 0 && wait != kNoWait)
+    if (why == Status::not_found && item.target.by == SHMBW_ATTACH_BY_NAME && waits_for_name(wait))
       waited = wait_for_name(*session, item.target.address, name_deadline);
     else if (why == Status::not_ready && !writer_deadline.passed())
       waited = wait_for_writer(*session, item.target, writer_deadline);

@@ -10,16 +10,21 @@
 
 #include "base/interrupt.hpp"
 #include "base/sys_process.hpp"
+#include "client/face/shmbroker.h"
 
 namespace shmb::client {
 
-inline constexpr std::int64_t kDefaultTimeout = 5'000'000'000;
-inline constexpr std::int64_t kForever = -1;
-inline constexpr std::int64_t kNoWait = -2;
+inline constexpr std::int64_t kDefaultTimeout = SHMB_CALL_TIMEOUT;
+inline constexpr std::int64_t kForever = SHMB_FOREVER;
+inline constexpr std::int64_t kNoWait = SHMB_NO_WAIT;
+
+// Whether a call with this `wait` waits for a name that does not exist yet. If not, the name is NOT_FOUND at once.
+constexpr bool waits_for_name(std::int64_t wait) { return (wait == 0 ? SHMB_NAME_WAIT : wait) != kNoWait; }
 
 class Deadline {
  public:
-  // The C ABI's durations: 0 is the default, kForever and kNoWait are themselves.
+  // The C ABI's durations: 0 is the default of the call, kForever is no limit, and every other negative number is a
+  // deadline that has passed.
   static Deadline after(std::int64_t timeout, std::int64_t fallback = kDefaultTimeout) {
     if (timeout == 0) timeout = fallback;
     if (timeout == kForever) return Deadline(INT64_MAX);

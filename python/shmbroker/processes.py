@@ -25,7 +25,7 @@ Output = Literal["inherit", "null", "files", "prefix"]
 _METHODS = ("spawn", "fork", "forkserver")
 _OUTPUTS = ("inherit", "null", "files", "prefix")
 _NO_GROUP = 1
-_NO_WAIT = -2  # of the C interface, where 0 is "without limit" in join, and the default elsewhere
+_NO_WAIT = -2  # of the C interface, where 0 is the default of the call: in join no limit, and voluntary as it was
 _RUNNING, _SUCCEEDED = 0, 1
 
 # All that run, until they were joined: one that the program has dropped is joined, or ended, at exit.
@@ -59,16 +59,16 @@ def spawn(fn: Callable[..., Any], args: Iterable[Any] = (), nprocs: int = 1, joi
     if not join:
         return context
     try:
-        if context._join(0 if wait is None else wait, -1):
+        if context._join(0 if wait is None else wait, 0):
             return None
     except ProcessException:
         raise
     except BaseException:
         context.terminate()
-        context._join(0, -1, quiet=True)
+        context._join(0, 0, quiet=True)
         raise
     context.terminate()
-    context._join(0, -1, quiet=True)
+    context._join(0, 0, quiet=True)
     raise Timeout(f"the ranks did not end within {timeout:g} s, and have been ended: give a longer timeout, or None")
 
 
@@ -128,7 +128,7 @@ class ProcessContext:
         grace_period: how long the others may end by themselves after a failure, from now on.
         """
         return self._join(0 if timeout is None else _nanoseconds(timeout, "timeout") or _NO_WAIT,
-                          -1 if grace_period is None else _nanoseconds(grace_period, "grace_period"))
+                          0 if grace_period is None else _nanoseconds(grace_period, "grace_period") or _NO_WAIT)
 
     def _join(self, wait: int, voluntary: int, quiet: bool = False) -> bool:
         if not self._settle(wait, voluntary):
@@ -157,7 +157,7 @@ class ProcessContext:
         return True
 
     def _ended(self) -> bool:
-        return self._join(_NO_WAIT, -1, quiet=True)
+        return self._join(_NO_WAIT, 0, quiet=True)
 
     @property
     def failures(self) -> tuple[RankFailure, ...]:
@@ -194,7 +194,7 @@ class ProcessContext:
         """What the function returned in a rank, once all have ended well. Raises as join does, or NotFound before."""
         if not 0 <= local_rank < self._nprocs:
             raise Invalid(f"there is no local rank {local_rank}: those of this call are 0 to {self._nprocs - 1}")
-        if not self._join(_NO_WAIT, -1):
+        if not self._join(_NO_WAIT, 0):
             raise NotFound("the ranks still run: results are there when join has returned True")
         if local_rank not in self._values:
             self._values[local_rank] = self._unpack(local_rank)
@@ -274,10 +274,10 @@ def _at_exit() -> None:
             context.terminate()
     for context in list(_contexts):
         try:
-            context._join(0, -1, quiet=True)
+            context._join(0, 0, quiet=True)
         except KeyboardInterrupt:
             context.terminate()
-            context._join(0, -1, quiet=True)
+            context._join(0, 0, quiet=True)
 
 
 def _choice(value: str, choices: tuple[str, ...], what: str) -> int:

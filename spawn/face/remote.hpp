@@ -216,12 +216,12 @@ auto wait_all(const std::vector<Future<T> >& futures, Timeout timeout = {}) {
 template <class T>
 class Remote;
 
-// Methods at the owner of a reference, with a timeout of their own: reference.within(30).rpc_sync<int>("Counter.add",
+// Methods at the owner of a reference, with a timeout of their own: reference.within(30s).rpc_sync<int>("Counter.add",
 // 2). It holds the reference.
 template <class T>
 class Within {
  public:
-  Within(Remote<T> reference, CallTimeout timeout) : reference_(std::move(reference)), timeout_(timeout) {}
+  Within(Remote<T> reference, Timeout timeout) : reference_(std::move(reference)), timeout_(timeout) {}
   template <class R, class... A>
   R rpc_sync(std::string_view method, const A&... arguments) const {
     return rpc_async<R>(method, arguments...).wait();
@@ -238,7 +238,7 @@ class Within {
 
  private:
   Remote<T> reference_;
-  CallTimeout timeout_;
+  Timeout timeout_;
 };
 
 // A reference to a value of type T, which lives at its owner. Copies are one reference of this worker.
@@ -266,7 +266,7 @@ class Remote {
   explicit operator bool() const noexcept { return handle_ != nullptr; }
 
   // The value, from wherever it is. A passed deadline ends this call only; the next one may have it.
-  T to_here(CallTimeout timeout = {}) const {
+  T to_here(Timeout timeout = {}) const {
     if (is_owner()) {
       if constexpr (std::is_void_v<T>) (void)local(timeout);
       else if constexpr (std::is_copy_constructible_v<T>) return local_value(timeout);
@@ -276,14 +276,14 @@ class Remote {
       else return to_here_async(timeout).wait();
     }
   }
-  Future<T> to_here_async(CallTimeout timeout = {}) const {
+  Future<T> to_here_async(Timeout timeout = {}) const {
     shmb_future* raw = nullptr;
     shmb_error error;
     if (shmb_reference_fetch(c(), timeout.nanoseconds(), &raw, &error) != SHMB_OK) throw_failed(error);
     return Future<T>::adopt(world_, raw, "the value of a reference");
   }
   // At the owner: the value itself, as long as there is a reference here.
-  std::add_lvalue_reference_t<T> local_value(CallTimeout timeout = {}) const
+  std::add_lvalue_reference_t<T> local_value(Timeout timeout = {}) const
     requires(!std::is_void_v<T>)
   {
     detail::Object* const object = local(timeout);
@@ -320,8 +320,8 @@ class Remote {
     return Future<void>::adopt(world_, raw, "a creation");
   }
   // The type's name at the owner: asked once.
-  std::string type(CallTimeout timeout = {}) const { return type_async(timeout).wait(); }
-  Future<std::string> type_async(CallTimeout timeout = {}) const {
+  std::string type(Timeout timeout = {}) const { return type_async(timeout).wait(); }
+  Future<std::string> type_async(Timeout timeout = {}) const {
     shmb_future* raw = nullptr;
     shmb_error error;
     if (shmb_reference_type(c(), timeout.nanoseconds(), &raw, &error) != SHMB_OK) throw_failed(error);
@@ -359,11 +359,11 @@ class Remote {
   Remote<R> remote(std::string_view method, const A&... arguments) const {
     return create<R>({}, method, arguments...);
   }
-  Within<T> within(CallTimeout timeout) const { return {*this, timeout}; }
+  Within<T> within(Timeout timeout) const { return {*this, timeout}; }
   template <class R, class... A>
-  Remote<R> create(CallTimeout timeout, std::string_view method, const A&... arguments) const;
+  Remote<R> create(Timeout timeout, std::string_view method, const A&... arguments) const;
   template <class R, class... A>
-  Future<R> call(CallTimeout timeout, std::string_view method, const A&... arguments) const;
+  Future<R> call(Timeout timeout, std::string_view method, const A&... arguments) const;
 
   std::string text() const {
     const shmb_reference_info it = info();
@@ -399,7 +399,7 @@ class Remote {
     if (shmb_reference_failure(c(), &failure, nullptr) == SHMB_OK) detail::throw_failure(failure, error);
     throw Error(error);
   }
-  detail::Object* local(CallTimeout timeout) const {
+  detail::Object* local(Timeout timeout) const {
     void* object = nullptr;
     shmb_error error;
     if (shmb_reference_local(c(), timeout.nanoseconds(), &object, nullptr, &error) != SHMB_OK) throw_failed(error);
@@ -444,7 +444,7 @@ Remote<T> remote(const To& to, std::string_view function, const A&... arguments)
 
 template <class T>
 template <class R, class... A>
-Future<R> Remote<T>::call(CallTimeout timeout, std::string_view method, const A&... arguments) const {
+Future<R> Remote<T>::call(Timeout timeout, std::string_view method, const A&... arguments) const {
   const auto parcel = detail::Parcel::of_arguments(*this, arguments...);
   const shmb_payload payload = parcel.c();
   shmb_future* raw = nullptr;
@@ -456,7 +456,7 @@ Future<R> Remote<T>::call(CallTimeout timeout, std::string_view method, const A&
 }
 template <class T>
 template <class R, class... A>
-Remote<R> Remote<T>::create(CallTimeout timeout, std::string_view method, const A&... arguments) const {
+Remote<R> Remote<T>::create(Timeout timeout, std::string_view method, const A&... arguments) const {
   const auto parcel = detail::Parcel::of_arguments(*this, arguments...);
   const shmb_payload payload = parcel.c();
   shmb_reference* raw = nullptr;
@@ -470,11 +470,11 @@ Remote<R> Remote<T>::create(CallTimeout timeout, std::string_view method, const 
 // ---------------------------------------------------------------- the world
 
 struct InitOptions {
-  unsigned threads = 0;        // that serve; with none, calls of others are run while this worker waits, or serves
-  Text address{};              // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
-  Text socket{};               // the broker's; empty: looked for
-  Timeout timeout{};           // until all have come; the default is 60 s
-  CallTimeout call_timeout{};  // the default of calls, 60 s
+  unsigned threads = 0;    // that serve; with none, calls of others are run while this worker waits, or serves
+  Text address{};          // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
+  Text socket{};           // the broker's; empty: looked for
+  Timeout timeout{};       // until all have come; default: 60 s
+  Timeout call_timeout{};  // of calls that name none; default: 60 s
 };
 
 // Joins the world; rank -1 and world_size 0 stand for the variables RANK and WORLD_SIZE. One world at a time.
@@ -518,7 +518,7 @@ inline void init(std::string_view name, int rank = -1, int world_size = 0, const
 // No other thread may be in to_here() or local_value() at the owner then, or use what they gave: the objects go.
 struct ShutdownOptions {
   bool graceful = true;
-  Timeout timeout{};           // the default is 5 min
+  Timeout timeout{};           // default: 5 minutes
   bool end_references = true;  // this worker's references are given up first
   bool ignore_leaks = true;    // what is left then is only counted
 };
@@ -543,8 +543,8 @@ inline std::uint32_t shutdown(const ShutdownOptions& options = {}) {
   return leaks;
 }
 
-// Runs what others ask until the time is over (true) or the world was shut down (false).
-inline bool serve(Timeout timeout = Timeout::forever()) {
+// Runs what others ask until the time is over (true) or the world was shut down (false). Without limit by default.
+inline bool serve(Timeout timeout = {}) {
   shmb_error error;
   const int status = shmb_remote_serve(detail::world()->c(), timeout.nanoseconds(), &error);
   if (status == SHMB_E_CLOSED) return false;
@@ -568,8 +568,8 @@ inline std::vector<WorkerInfo> worker_infos() {
   for (int i = 0; i < world_size(); ++i) all.push_back(worker_info(i));
   return all;
 }
-// For later calls.
-inline void set_timeout(CallTimeout timeout) {
+// The timeout of later calls that name none; left out: 60 s.
+inline void set_timeout(Timeout timeout) {
   shmb_error error;
   detail::check(shmb_remote_set_timeout(detail::world()->c(), timeout.nanoseconds(), &error), error);
 }

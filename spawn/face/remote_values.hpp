@@ -42,25 +42,6 @@ class Remote;
 template <class T>
 class Future;
 
-// The longest time of a call. In seconds as torch counts: -1 is the worker's default, 0 no limit. Or any duration.
-class CallTimeout {
- public:
-  constexpr CallTimeout(double seconds = -1)
-      : nanoseconds_(seconds == 0    ? SHMB_FOREVER
-                     : seconds == -1 ? SHMB_DEFAULT_TIMEOUT
-                     : seconds < 0   ? throw std::invalid_argument(
-                                         "the time-out of a call is above 0, 0 for no limit, or -1 for the default")
-                     : seconds > 9e9 ? SHMB_FOREVER
-                                     : std::max(std::int64_t{1}, static_cast<std::int64_t>(seconds * 1e9))) {}
-  template <class Rep, class Period>
-  constexpr CallTimeout(std::chrono::duration<Rep, Period> duration) : nanoseconds_(Timeout(duration).nanoseconds()) {}
-  constexpr CallTimeout(Timeout timeout) noexcept : nanoseconds_(timeout.nanoseconds()) {}
-  constexpr std::int64_t nanoseconds() const noexcept { return nanoseconds_; }
-
- private:
-  std::int64_t nanoseconds_;
-};
-
 struct WorkerInfo {
   int rank = -1;
   std::string name;
@@ -71,7 +52,8 @@ struct WorkerInfo {
   }
 };
 
-// The worker that a call goes to, and the time that it may take: remote::at("b").within(0.5), or just "b", 1, an info.
+// The worker that a call goes to, and the time that it may take: remote::at("b").within(500ms), or just "b", 1, an
+// info.
 class To {
  public:
   To(int rank) : rank_(rank) {}
@@ -79,7 +61,7 @@ class To {
   To(std::string name) : name_(std::move(name)) {}
   To(std::string_view name) : name_(name) {}
   To(const WorkerInfo& info) : rank_(info.rank) {}
-  To within(CallTimeout timeout) const {
+  To within(Timeout timeout) const {
     To out = *this;
     out.timeout_ = timeout;
     return out;
@@ -97,7 +79,7 @@ class To {
  private:
   int rank_ = -1;
   std::optional<std::string> name_;
-  CallTimeout timeout_;
+  Timeout timeout_;
 };
 inline To at(To to) { return to; }
 

@@ -10,9 +10,9 @@
  * With `threads` 0 calls of others are run by whoever waits in this process: in shmb_remote_serve, and while a future,
  * a reference or the end of the world is waited for. A call that waits runs others meanwhile, on its own stack.
  *
- * `timeout_ns` of calls: 0 is the worker's default (shmb_remote_set_timeout, 60 s at first), SHMB_FOREVER is no limit.
- * A deadline that has passed is final: what comes later is dropped. Any thread may call; not in a forked child, which
- * has no world (FORKED) and may join one of its own.
+ * `timeout_ns` of calls: the default is the worker's own (shmb_remote_set_timeout, SHMB_REMOTE_CALL_TIMEOUT at first),
+ * SHMB_FOREVER is no limit, SHMB_NO_WAIT is refused (INVALID). A deadline that has passed is final: what comes later is
+ * dropped. Any thread may call; not in a forked child, which has no world (FORKED) and may join one of its own.
  */
 #ifndef SHMBROKER_REMOTE_H
 #define SHMBROKER_REMOTE_H
@@ -29,6 +29,14 @@ typedef struct shmb_request shmb_request;     /* what another worker asks, until
 typedef struct shmb_content shmb_content;     /* what has arrived: bytes, regions, references */
 typedef struct shmb_future shmb_future;       /* the outcome of a call, some time */
 typedef struct shmb_reference shmb_reference; /* one reference to a value; at its owner or elsewhere */
+
+/* The defaults of durations, in nanoseconds. */
+#define SHMB_REMOTE_INIT_TIMEOUT INT64_C(60000000000)      /* until all workers have joined */
+#define SHMB_REMOTE_CALL_TIMEOUT INT64_C(60000000000)      /* of a call, until shmb_remote_set_timeout */
+#define SHMB_REMOTE_SHUTDOWN_TIMEOUT INT64_C(300000000000) /* until all workers have shut down */
+#define SHMB_REMOTE_SERVE_WAIT SHMB_FOREVER                /* of shmb_remote_serve */
+#define SHMB_REMOTE_WAIT INT64_C(300000000000)             /* of shmb_remote_wait */
+#define SHMB_FUTURE_WAIT SHMB_FOREVER                      /* of shmb_future_wait: the call has a limit of its own */
 
 #define SHMB_MAX_WORKERS 64
 #define SHMB_MAX_WORKER_NAME 127 /* bytes of a worker's name, without NUL */
@@ -95,8 +103,8 @@ typedef struct shmb_remote_options {
   uint32_t threads;        /* that serve, at most 256 */
   uint32_t reserved;       /* 0 */
   const char* socket;      /* the broker's; NULL: looked for */
-  int64_t timeout_ns;      /* until all workers have come; 0: 60 s */
-  int64_t call_timeout_ns; /* default of calls; 0: 60 s */
+  int64_t timeout_ns;      /* until all workers have come; default: SHMB_REMOTE_INIT_TIMEOUT */
+  int64_t call_timeout_ns; /* of calls that name none; default: SHMB_REMOTE_CALL_TIMEOUT. SHMB_FOREVER allowed */
   /* Runs what is asked, and answers it, at once or later, from any thread. One that has no function of the name fails
    * it as NO_FUNCTION, as a worker without a handler (NULL) fails every request. */
   void (*request)(void* context, shmb_request* request);
@@ -122,7 +130,7 @@ typedef struct shmb_remote_shutdown_options {
   uint32_t keep_references; /* 1: references of this worker are not given up first: those still held are leaks */
   uint32_t report_leaks;    /* 1: leaks are an error (LEAKING) */
   uint32_t reserved;        /* 0 */
-  int64_t timeout_ns;       /* 0: 5 min */
+  int64_t timeout_ns;       /* default: SHMB_REMOTE_SHUTDOWN_TIMEOUT */
 } shmb_remote_shutdown_options;
 /* Ends the work of this worker. Graceful: serves until all workers have come here and no call is under way anywhere;
  * workers that have died are not waited for. Then it leaves the world, also after an error. `leaks` (may be NULL):
@@ -163,11 +171,12 @@ typedef struct shmb_remote_counters {
 SHMB_API int shmb_remote_get_counters(shmb_remote* remote, shmb_remote_counters* counters,
                                       shmb_error* error) SHMB_NOEXCEPT;
 
-/* Runs what others ask until the time is over (SHMB_OK) or this worker was shut down (CLOSED). wait_ns: 0 and
- * SHMB_FOREVER: without limit; SHMB_NO_WAIT: only what is there. */
+/* Runs what others ask until the time is over (SHMB_OK) or this worker was shut down (CLOSED). wait_ns: default
+ * SHMB_REMOTE_SERVE_WAIT; SHMB_NO_WAIT: only what is there. */
 SHMB_API int shmb_remote_serve(shmb_remote* remote, int64_t wait_ns, shmb_error* error) SHMB_NOEXCEPT;
 /* Waits until `done` says so, serving as all waits do. It is asked after anything has happened, and after
- * shmb_remote_notify. wait_ns: 0: 5 min. Errors: DEADLINE, CLOSED, SESSION_LOST. */
+ * shmb_remote_notify. wait_ns: default SHMB_REMOTE_WAIT; SHMB_FOREVER and SHMB_NO_WAIT allowed. Errors: DEADLINE,
+ * CLOSED, SESSION_LOST. */
 SHMB_API int shmb_remote_wait(shmb_remote* remote, int (*done)(void* context), void* context, int64_t wait_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API void shmb_remote_notify(shmb_remote* remote) SHMB_NOEXCEPT;
@@ -192,9 +201,9 @@ SHMB_API int shmb_remote_call(shmb_remote* remote, int32_t to, const char* funct
 enum shmb_future_state { SHMB_FUTURE_PENDING = 0, SHMB_FUTURE_DONE, SHMB_FUTURE_FAILED };
 /* Without waiting. */
 SHMB_API uint32_t shmb_future_get_state(shmb_future* future) SHMB_NOEXCEPT;
-/* wait_ns: 0 and SHMB_FOREVER: as long as the call may take. `content` belongs to the future. Errors: DEADLINE (of this
- * wait or, final, of the call), RAISED, NO_FUNCTION, WORKER_GONE, OWNER_GONE, CLOSED, SESSION_LOST; with
- * shmb_future_failure in full. */
+/* wait_ns: default SHMB_FUTURE_WAIT, which is as long as the call may take; SHMB_NO_WAIT allowed. `content` belongs to
+ * the future. Errors: DEADLINE (of this wait or, final, of the call), RAISED, NO_FUNCTION, WORKER_GONE, OWNER_GONE,
+ * CLOSED, SESSION_LOST; with shmb_future_failure in full. */
 SHMB_API int shmb_future_wait(shmb_future* future, int64_t wait_ns, shmb_content** content,
                               shmb_error* error) SHMB_NOEXCEPT;
 /* Errors: NOT_FOUND (it has not failed). Set failure->size first. */
@@ -251,8 +260,8 @@ SHMB_API int shmb_reference_get_info(shmb_reference* reference, shmb_reference_i
 SHMB_API int shmb_reference_fetch(shmb_reference* reference, int64_t timeout_ns, shmb_future** future,
                                   shmb_error* error) SHMB_NOEXCEPT;
 /* At the owner: the value itself, an object or content, both as long as there is a reference here, and until shutdown,
- * beside which no other thread may use them. Waits until it is made; wait_ns 0: the default of calls. Errors: INVALID
- * (elsewhere), RAISED, DEADLINE. */
+ * beside which no other thread may use them. Waits until it is made; wait_ns: the default is that of calls,
+ * SHMB_FOREVER and SHMB_NO_WAIT are allowed. Errors: INVALID (elsewhere), RAISED, DEADLINE. */
 SHMB_API int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** object, shmb_content** content,
                                   shmb_error* error) SHMB_NOEXCEPT;
 /* When the value is made, or could not be. Of a reference that was not created by this handle: NOT_FOUND. */

@@ -19,6 +19,14 @@ extern "C" {
 
 typedef struct shmb_processes shmb_processes; /* a set of ranks, as its parent sees it */
 
+/* The defaults of durations, in nanoseconds. */
+#define SHMB_SPAWN_TIMEOUT INT64_C(30000000000)      /* until all ranks have been started */
+#define SHMB_RANK_START_TIMEOUT INT64_C(10000000000) /* until a rank has reached shmb_rank_enter */
+#define SHMB_RANK_VOLUNTARY SHMB_NO_WAIT             /* after a first failure, before SIGTERM */
+#define SHMB_RANK_GRACE INT64_C(30000000000)         /* between SIGTERM and SIGKILL */
+#define SHMB_JOIN_WAIT SHMB_FOREVER                  /* of shmb_processes_join */
+#define SHMB_RANK_WAIT INT64_C(300000000000)         /* for other ranks */
+
 enum shmb_start_method {
   SHMB_START_SPAWN = 0,  /* the program is executed anew for each rank; main begins with shmb_rank_enter */
   SHMB_START_FORK,       /* copies of the calling process: no execution, but also no threads, and locks that other
@@ -59,10 +67,11 @@ typedef struct shmb_spawn_options {
   const char* master_addr;        /* MASTER_ADDR; NULL: 127.0.0.1 */
   uint32_t master_port;           /* MASTER_PORT; 0: a free one */
   uint32_t reserved;              /* 0 */
-  int64_t voluntary_ns;           /* after the first failure the others may end by themselves so long; 0: not at all */
-  int64_t grace_ns;               /* between SIGTERM and SIGKILL; 0: 30 s; SHMB_NO_WAIT: none */
-  int64_t start_timeout_ns;       /* to reach shmb_rank_enter; 0: 10 s */
-  int64_t timeout_ns;             /* until all ranks have been started; 0: 30 s */
+  int64_t voluntary_ns;           /* after the first failure the others may end by themselves so long; default:
+                                     SHMB_RANK_VOLUNTARY */
+  int64_t grace_ns;               /* between SIGTERM and SIGKILL; default: SHMB_RANK_GRACE; SHMB_NO_WAIT: none */
+  int64_t start_timeout_ns;       /* to reach shmb_rank_enter; default: SHMB_RANK_START_TIMEOUT */
+  int64_t timeout_ns;             /* until all ranks have been started; default: SHMB_SPAWN_TIMEOUT */
   int (*entry)(void* context);    /* FORK: runs in each rank; what it returns is the exit status */
   void* context;
 } shmb_spawn_options;
@@ -75,9 +84,10 @@ typedef struct shmb_spawn_options {
 SHMB_API int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_processes_state { SHMB_PROCESSES_RUNNING = 0, SHMB_PROCESSES_SUCCEEDED, SHMB_PROCESSES_FAILED };
-/* Waits until all ranks have ended. wait_ns: 0 and SHMB_FOREVER: without limit; SHMB_NO_WAIT: only looks. The outcome
- * is computed once: this tells the same for ever, to any thread. After SUCCEEDED or FAILED no process of the ranks is
- * left. voluntary_ns: as in the options, from now on; below 0: as it is. */
+/* Waits until all ranks have ended. wait_ns: default SHMB_JOIN_WAIT; SHMB_NO_WAIT: only looks. The outcome is computed
+ * once: this tells the same for ever, to any thread. After SUCCEEDED or FAILED no process of the ranks is left.
+ * voluntary_ns: as in the options, from now on; default: as it was. Errors: INVALID (voluntary_ns below 0, but for
+ * SHMB_NO_WAIT). */
 SHMB_API int shmb_processes_join(shmb_processes* processes, int64_t wait_ns, int64_t voluntary_ns, uint32_t* state,
                                  shmb_error* error) SHMB_NOEXCEPT;
 /* SIGTERM, the grace and SIGKILL to all ranks, or SIGKILL at once. Does not wait. */
@@ -158,8 +168,9 @@ SHMB_API int shmb_rank_enter(void (*preload)(void), shmb_rank_info* info, shmb_e
 /* The function has returned; the result goes to the parent. Then exit with 0. */
 SHMB_API int shmb_rank_finish(const void* result, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
 /* As shmb_ticket_create, for a region that is part of the result: the ticket ends at the latest with the parent's
- * shmb_processes, or with the parent, also a killed one. lifetime_ns: 0: as long as that, 7 days at most. Where the
- * ranks have no group, or the broker was started anew since, it is an ordinary ticket: 0 is 10 minutes. */
+ * shmb_processes, or with the parent, also a killed one. lifetime_ns: default: as long as that, 7 days at most. Where
+ * the ranks have no group, or the broker was started again since, it is an ordinary ticket with the default
+ * SHMB_TICKET_LIFETIME. */
 SHMB_API int shmb_rank_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                             int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                             shmb_error* error) SHMB_NOEXCEPT;
@@ -189,7 +200,7 @@ SHMB_API int shmb_stack_text(void* const* frames, size_t count, const void* bott
                              shmb_error* error) SHMB_NOEXCEPT;
 
 /* The following is between the ranks of one shmb_spawn, on one host. Commands may use it too, one process of each. Any
- * thread may call. wait_ns: 0: 5 minutes; SHMB_FOREVER and SHMB_NO_WAIT are refused where others are waited for.
+ * thread may call. wait_ns: default SHMB_RANK_WAIT; SHMB_FOREVER and SHMB_NO_WAIT are refused (INVALID).
  * PEER_GONE with the number of the rank where one has died or ended before it came. Names and keys: up to 1 KiB. What
  * comes back is allocated: shmb_bytes_free. */
 SHMB_API void shmb_bytes_free(void* bytes) SHMB_NOEXCEPT;

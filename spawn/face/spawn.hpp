@@ -65,10 +65,10 @@ struct SpawnOptions {
   bool join = true;     // spawn() returns when all have ended
   bool daemon = false;  // the context's destructor ends the ranks instead of waiting for them
   StartMethod start_method = StartMethod::spawn;
-  std::chrono::nanoseconds voluntary{0};                      // after a first failure, before SIGTERM
-  std::chrono::nanoseconds grace = std::chrono::seconds(30);  // between SIGTERM and SIGKILL
-  std::chrono::nanoseconds start_timeout = std::chrono::seconds(10);
-  Timeout timeout{};  // until all have started; the default is 30 s
+  Timeout voluntary{};      // after a first failure, before SIGTERM; default: none
+  Timeout grace{};          // between SIGTERM and SIGKILL; default: 30 s
+  Timeout start_timeout{};  // until a rank has reached spawn_child; default: 10 s
+  Timeout timeout{};        // until all have started; default: 30 s
   bool no_group = false;
   Text group{};  // name; empty: made from the program
   std::uint64_t limit_bytes = 0;
@@ -442,17 +442,17 @@ class ProcessContext {
     return *this;
   }
 
-  // Waits without limit by default. `voluntary` as in the options, from now on.
-  Result<RanksState> try_join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) noexcept {
+  // Waits without limit by default. `voluntary` as in the options, from now on; default: as it was.
+  Result<RanksState> try_join(Timeout timeout = {}, Timeout voluntary = {}) noexcept {
     const auto begun = std::chrono::steady_clock::now();
     std::uint32_t state = 0;
     shmb_error error;
-    if (shmb_processes_join(handle_.get(), timeout.nanoseconds(), voluntary ? voluntary->count() : -1, &state,
-                            &error) != SHMB_OK)
+    if (shmb_processes_join(handle_.get(), timeout.nanoseconds(), voluntary.nanoseconds(), &state, &error) != SHMB_OK)
       return Error(error);
     if (state != SHMB_PROCESSES_RUNNING && lent_.get() != nullptr) {
       std::chrono::nanoseconds left = detail::Lent::kPatience;
-      if (timeout.nanoseconds() > 0)
+      if (timeout == Timeout::no_wait()) left = {};
+      else if (timeout.nanoseconds() > 0)
         left = std::chrono::nanoseconds(timeout.nanoseconds()) - (std::chrono::steady_clock::now() - begun);
       lent_.get()->revoke(left);
     }
@@ -460,7 +460,7 @@ class ProcessContext {
   }
   // True: all have ended well. False: the deadline passed with ranks left. Throws ProcessException if a rank failed,
   // the same one at each call, and Error for other failures.
-  bool join(Timeout timeout = {}, std::optional<std::chrono::nanoseconds> voluntary = {}) {
+  bool join(Timeout timeout = {}, Timeout voluntary = {}) {
     const RanksState state = try_join(timeout, voluntary).value();
     if (state == RanksState::failed) throw_failures(failures());
     return state == RanksState::succeeded;
@@ -526,9 +526,9 @@ namespace detail {
   c.directory = or_null(options.directory);
   c.group = or_null(options.group), c.group_limit_bytes = options.limit_bytes, c.socket = or_null(options.socket);
   c.master_addr = or_null(options.master_addr), c.master_port = options.master_port;
-  c.voluntary_ns = options.voluntary.count();
-  c.grace_ns = options.grace.count() == 0 ? SHMB_NO_WAIT : options.grace.count();
-  c.start_timeout_ns = options.start_timeout.count();
+  c.voluntary_ns = options.voluntary.nanoseconds();
+  c.grace_ns = options.grace.nanoseconds();
+  c.start_timeout_ns = options.start_timeout.nanoseconds();
   c.timeout_ns = options.timeout.nanoseconds();
   c.entry = run_forked_rank;
   shmb_processes* raw = nullptr;
@@ -541,9 +541,11 @@ namespace detail {
 inline Timeout attach_time(const SpawnOptions& options) {
   using std::chrono::nanoseconds;
   constexpr nanoseconds kMargin = std::chrono::minutes(1), kMost = std::chrono::hours(1);
-  const nanoseconds all(options.timeout.nanoseconds());
-  const nanoseconds started = all.count() == SHMB_FOREVER ? kMost : all.count() <= 0 ? kMargin / 2 : least(all, kMost);
-  return least(kMost, started + least(options.start_timeout, kMost) + kMargin);
+  const auto time_of = [&](Timeout given, std::int64_t by_default) {
+    return least(kMost, nanoseconds(given == Timeout() ? by_default : given.nanoseconds()));
+  };
+  return least(kMost, time_of(options.timeout, SHMB_SPAWN_TIMEOUT) +
+                          time_of(options.start_timeout, SHMB_RANK_START_TIMEOUT) + kMargin);
 }
 
 }  // namespace detail
@@ -621,7 +623,7 @@ class Exchange {
  public:
   Exchange(const shmb_rank_info& info, Timeout timeout, std::string_view name)
       : uses_(static_cast<std::uint32_t>(info.local_world_size)),
-        whole_(timeout.nanoseconds() == 0 ? std::chrono::minutes(5) : std::chrono::nanoseconds(timeout.nanoseconds())),
+        whole_(timeout == Timeout() ? SHMB_RANK_WAIT : timeout.nanoseconds()),
         name_("\x01taken:" + std::string(name)) {}
   shmbroker::detail::PackContext context() {
     constexpr std::chrono::nanoseconds kMost = std::chrono::hours(24);

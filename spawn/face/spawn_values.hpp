@@ -181,7 +181,7 @@ struct Closer<Lent> {
 
 struct PackContext {
   std::uint32_t uses = 1;  // how many ranks will attach
-  Timeout lifetime{};      // how long a ticket that no rank takes holds its region
+  Timeout lifetime{};      // how long a ticket that no rank takes holds its region; default: 10 minutes
   Lent* lent = nullptr;    // gets each ticket that has to be revoked later
   // for results: makes a ticket that ends with its receiver's session
   Ticket (*lend)(const RegionBase&, Rights) = nullptr;

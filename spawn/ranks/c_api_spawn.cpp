@@ -30,8 +30,6 @@ struct shmb_processes {
 
 namespace {
 
-constexpr std::int64_t kStartAll = 30'000'000'000;
-
 Result<Processes*> processes_of(shmb_processes* processes) {
   if (processes == nullptr) return shmb::error(Status::invalid, "no processes were given");
   return processes->it.get();
@@ -67,6 +65,12 @@ Result<std::vector<std::string>> own_arguments() {
     at = end + 1;
   }
   return out;
+}
+
+// A time of grace as the plan has it, where 0 is none.
+std::int64_t period(std::int64_t given, std::int64_t by_default) {
+  if (given == 0) given = by_default;
+  return given == SHMB_NO_WAIT ? 0 : given;
 }
 
 Result<Plan> plan_of(const shmb_spawn_options& options) {
@@ -110,8 +114,8 @@ Result<Plan> plan_of(const shmb_spawn_options& options) {
   plan.socket = text_or_empty(options.socket);
   if (options.master_addr != nullptr) plan.master_address = options.master_addr;
   plan.master_port = static_cast<std::uint16_t>(options.master_port);
-  plan.voluntary = options.voluntary_ns;
-  plan.grace = options.grace_ns == 0 ? kRankGrace : options.grace_ns == SHMB_NO_WAIT ? 0 : options.grace_ns;
+  plan.voluntary = period(options.voluntary_ns, SHMB_RANK_VOLUNTARY);
+  plan.grace = period(options.grace_ns, SHMB_RANK_GRACE);
   plan.start_timeout = options.start_timeout_ns == 0 ? kStartTimeout : options.start_timeout_ns;
   plan.kill_rest = std::min(plan.grace, kGrace);
   plan.entry = options.entry;
@@ -202,7 +206,7 @@ int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, sh
     if (known->timeout_ns < 0) return shmb::error(Status::invalid, "starting ranks always has a deadline");
     auto plan = plan_of(*known);
     if (!plan) return std::unexpected(plan.error());
-    auto started = Processes::start(std::move(*plan), Deadline::after(known->timeout_ns, kStartAll));
+    auto started = Processes::start(std::move(*plan), Deadline::after(known->timeout_ns, SHMB_SPAWN_TIMEOUT));
     if (!started) return std::unexpected(started.error());
     auto made = std::make_unique<shmb_processes>();
     made->it = std::move(*started);
@@ -217,7 +221,10 @@ int shmb_processes_join(shmb_processes* processes, int64_t wait_ns, int64_t volu
   return guarded(error, [&]() -> Result<void> {
     auto it = processes_of(processes);
     if (!it) return std::unexpected(it.error());
-    auto verdict = (*it)->join(Deadline::after(wait_ns, client::kForever), voluntary_ns);
+    if (voluntary_ns < 0 && voluntary_ns != SHMB_NO_WAIT)
+      return shmb::error(Status::invalid, "the voluntary time is above 0, 0 for what it was, or SHMB_NO_WAIT for none");
+    constexpr std::int64_t kAsItWas = -1;
+    auto verdict = (*it)->join(Deadline::after(wait_ns, SHMB_JOIN_WAIT), period(voluntary_ns, kAsItWas));
     if (!verdict) return std::unexpected(verdict.error());
     if (*verdict == nullptr && interrupt::noted()) return std::unexpected(interrupted());
     if (state != nullptr)

@@ -12,12 +12,13 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "spawn/face/shmbroker_spawn.h"
 
 namespace shmb::spawn {
 
-inline constexpr std::int64_t kGrace = 5'000'000'000;       // of `run`, and where the parent has died
-inline constexpr std::int64_t kRankGrace = 30'000'000'000;  // of spawn, as torch's
-inline constexpr std::int64_t kStartTimeout = 10'000'000'000;
+inline constexpr std::int64_t kGrace = 5'000'000'000;        // of `run`, and where the parent has died
+inline constexpr std::int64_t kRankGrace = SHMB_RANK_GRACE;  // of spawn, as torch's
+inline constexpr std::int64_t kStartTimeout = SHMB_RANK_START_TIMEOUT;
 inline constexpr std::int32_t kMostRanks = 1024;
 inline constexpr std::size_t kMostArguments = std::size_t{1} << 30;  // of all ranks together
 

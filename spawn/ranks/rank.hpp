@@ -10,12 +10,13 @@
 
 #include "base/fd.hpp"
 #include "client/session/deadline.hpp"
+#include "spawn/face/shmbroker_spawn.h"
 #include "spawn/ranks/link.hpp"
 #include "spawn/ranks/verdict.hpp"
 
 namespace shmb::spawn {
 
-inline constexpr std::int64_t kRankDeadline = 300'000'000'000;  // for requests to other ranks
+inline constexpr std::int64_t kRankDeadline = SHMB_RANK_WAIT;  // for requests to other ranks
 
 struct RankFacts {
   std::int32_t rank = 0, local_rank = 0, world_size = 1, local_world_size = 1, shard = 0;

@@ -37,7 +37,7 @@ Result<void> place_for(T** place, const char* what) {
 
 Result<std::int64_t> call_timeout(std::int64_t timeout) {
   if (timeout < client::kForever)
-    return shmb::error(Status::invalid, "the time-out of a call is above 0, 0 for the default, or SHMB_FOREVER");
+    return shmb::error(Status::invalid, "the timeout of a call is a time above 0, the default, or SHMB_FOREVER");
   return timeout;
 }
 
@@ -318,7 +318,7 @@ int shmb_remote_get_counters(shmb_remote* remote, shmb_remote_counters* counters
 
 int shmb_remote_serve(shmb_remote* remote, int64_t wait_ns, shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
-    return remote->it->serve(Deadline::after(wait_ns, client::kForever), wait_ns == client::kNoWait);
+    return remote->it->serve(Deadline::after(wait_ns, SHMB_REMOTE_SERVE_WAIT), wait_ns == client::kNoWait);
   });
 }
 
@@ -326,7 +326,7 @@ int shmb_remote_wait(shmb_remote* remote, int (*done)(void* context), void* cont
                      shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
     if (done == nullptr) return shmb::error(Status::invalid, "nothing to wait for was given");
-    return remote->it->wait_until([&] { return done(context) != 0; }, Deadline::after(wait_ns, kShutdownTimeout));
+    return remote->it->wait_until([&] { return done(context) != 0; }, Deadline::after(wait_ns, SHMB_REMOTE_WAIT));
   });
 }
 

@@ -23,7 +23,7 @@
 
 namespace shmb::remote {
 
-inline constexpr std::int64_t kCallTimeout = 60'000'000'000;
+inline constexpr std::int64_t kCallTimeout = SHMB_REMOTE_CALL_TIMEOUT;
 // How the broker's table says that a creator gave up: then the owner has nothing to add.
 extern const char* const kGaveUp;
 

@@ -14,7 +14,6 @@ namespace {
 
 using client::Deadline;
 
-constexpr std::int64_t kInitTimeout = 60'000'000'000;
 constexpr std::uint32_t kMostWorkers = 64, kMostThreads = 256;
 // No event says that all are in the pool. The pause doubles: 64 workers that look often keep the last ones from coming.
 constexpr std::int64_t kFirstLookAtPool = 1'000'000, kLastLookAtPool = 64'000'000;
@@ -65,7 +64,7 @@ Joining::Joining(const CheckedWish& wish, Place& place, Monitor& monitor, const 
       roster_(roster),
       workers_(workers),
       arrivals_(arrivals),
-      deadline_(Deadline::after(wish.timeout, kInitTimeout)) {}
+      deadline_(Deadline::after(wish.timeout, SHMB_REMOTE_INIT_TIMEOUT)) {}
 
 // For calls that take a duration: at least a moment, for 0 would be their default.
 std::int64_t Joining::time_left() const {

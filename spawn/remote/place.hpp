@@ -8,6 +8,7 @@
 #include <string>
 
 #include "client/session/session.hpp"
+#include "spawn/face/shmbroker_remote.h"
 
 namespace shmb::remote {
 

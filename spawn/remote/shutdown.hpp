@@ -13,12 +13,13 @@
 #include <cstdint>
 #include <optional>
 
+#include "spawn/face/shmbroker_remote.h"
 #include "spawn/remote/meeting.hpp"
 #include "spawn/remote/server.hpp"
 
 namespace shmb::remote {
 
-inline constexpr std::int64_t kShutdownTimeout = 300'000'000'000;
+inline constexpr std::int64_t kShutdownTimeout = SHMB_REMOTE_SHUTDOWN_TIMEOUT;
 
 struct ShutdownRequest {
   bool local = false, keep_references = false, report_leaks = false;

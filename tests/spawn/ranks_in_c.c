@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C face of ranks, from a program in C alone: it starts ranks of itself, which ask each other everything there is to
- * ask; a rank that fails; calls that cannot be. It prints a fault with its line, and ends with 1. Without a
- * broker. */
+/* The C face of ranks, from a program in C alone: it starts ranks of itself, which ask each other everything there is
+ * to ask; a rank that fails; calls that cannot be. It prints a fault with its line, and ends with 1. Without a broker.
+ */
 #include <signal.h>
 #include <poll.h>
 #include <stdio.h>
@@ -12,12 +12,12 @@
 
 #include "spawn/face/shmbroker_spawn.h"
 
-#define MUST(condition)                                                       \
-  do {                                                                        \
-    if (!(condition)) {                                                       \
+#define MUST(condition)                                                                \
+  do {                                                                                 \
+    if (!(condition)) {                                                                \
       fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, e.sentence); \
-      exit(1);                                                                \
-    }                                                                         \
+      exit(1);                                                                         \
+    }                                                                                  \
   } while (0)
 
 static int same(const void* data, uint64_t length, const char* text) {
@@ -134,7 +134,7 @@ static void succeed(uint32_t method) {
   MUST(shmb_processes_descriptor(ranks, &descriptor, &e) == SHMB_OK);
   struct pollfd end = {descriptor, POLLIN, 0};
   MUST(poll(&end, 1, -1) == 1 && end.revents != 0);
-  MUST(shmb_processes_join(ranks, SHMB_FOREVER, -1, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_SUCCEEDED);
+  MUST(shmb_processes_join(ranks, SHMB_FOREVER, 0, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_SUCCEEDED);
   MUST(shmb_processes_failures(ranks) == 0);
   MUST(shmb_processes_result(ranks, 1, &data, &length, &e) == SHMB_OK && same(data, length, "b"));
   MUST(shmb_processes_result(ranks, 2, &data, &length, &e) == SHMB_E_INVALID);
@@ -149,7 +149,7 @@ static void fail(uint32_t method) {
   uint32_t state = 9;
   char* message = NULL;
   MUST(shmb_spawn(&options, &ranks, &e) == SHMB_OK);
-  MUST(shmb_processes_join(ranks, SHMB_FOREVER, -1, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_FAILED);
+  MUST(shmb_processes_join(ranks, SHMB_FOREVER, 0, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_FAILED);
   MUST(shmb_processes_failures(ranks) == 2);
   memset(&failure, 0, sizeof failure);
   failure.size = sizeof failure;
@@ -178,13 +178,16 @@ static void end(uint32_t method) {
   options.function = NULL;
   options.command = command;
   MUST(shmb_spawn(&options, &ranks, &e) == SHMB_OK);
-  MUST(shmb_processes_join(ranks, SHMB_NO_WAIT, -1, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_RUNNING);
+  MUST(shmb_processes_join(ranks, SHMB_NO_WAIT, 0, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_RUNNING);
+  MUST(shmb_processes_join(ranks, SHMB_NO_WAIT, SHMB_FOREVER, &state, &e) == SHMB_E_INVALID);
+  MUST(shmb_processes_join(ranks, SHMB_NO_WAIT, SHMB_NO_WAIT, &state, &e) == SHMB_OK);
+  MUST(shmb_processes_join(ranks, 1, 1000, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_RUNNING);
   MUST(shmb_processes_result(ranks, 0, NULL, NULL, &e) == SHMB_E_NOT_FOUND);
   ring(1);
-  MUST(shmb_processes_join(ranks, SHMB_FOREVER, -1, &state, &e) == SHMB_E_INTERRUPTED);
+  MUST(shmb_processes_join(ranks, SHMB_FOREVER, 0, &state, &e) == SHMB_E_INTERRUPTED);
   ring(0);
   MUST(shmb_processes_end(ranks, method == SHMB_START_SPAWN, &e) == SHMB_OK);
-  MUST(shmb_processes_join(ranks, SHMB_FOREVER, -1, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_FAILED);
+  MUST(shmb_processes_join(ranks, SHMB_FOREVER, 0, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_FAILED);
   shmb_processes_free(ranks);
 }
 
@@ -208,11 +211,20 @@ static void refuse(void) {
   options = options_of(SHMB_START_SPAWN, "meet");
   options.timeout_ns = SHMB_FOREVER;
   MUST(shmb_spawn(&options, &ranks, &e) == SHMB_E_INVALID);
+  options = options_of(SHMB_START_SPAWN, "meet");
+  options.grace_ns = SHMB_FOREVER;
+  MUST(shmb_spawn(&options, &ranks, &e) == SHMB_E_INVALID);
+  options = options_of(SHMB_START_SPAWN, "meet");
+  options.voluntary_ns = SHMB_FOREVER;
+  MUST(shmb_spawn(&options, &ranks, &e) == SHMB_E_INVALID);
+  options = options_of(SHMB_START_SPAWN, "meet");
+  options.start_timeout_ns = SHMB_NO_WAIT;
+  MUST(shmb_spawn(&options, &ranks, &e) == SHMB_E_INVALID);
   options = options_of(SHMB_START_SPAWN, NULL);
   MUST(shmb_spawn(&options, &ranks, &e) == SHMB_E_INVALID);
   options = options_of(SHMB_START_FORK, "meet");
   MUST(shmb_spawn(&options, &ranks, &e) == SHMB_E_INVALID); /* and no entry */
-  MUST(shmb_processes_join(NULL, 0, -1, NULL, &e) == SHMB_E_INVALID);
+  MUST(shmb_processes_join(NULL, 0, 0, NULL, &e) == SHMB_E_INVALID);
   MUST(shmb_processes_descriptor(NULL, NULL, &e) == SHMB_E_INVALID);
   MUST(shmb_processes_failures(NULL) == 0);
   shmb_processes_free(NULL);
@@ -249,7 +261,7 @@ int main(void) {
   options = options_of(SHMB_START_FORK, "meet");
   options.entry = forked;
   MUST(shmb_spawn(&options, &ranks, &e) == SHMB_OK);
-  MUST(shmb_processes_join(ranks, 0, -1, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_SUCCEEDED);
+  MUST(shmb_processes_join(ranks, 0, 0, &state, &e) == SHMB_OK && state == SHMB_PROCESSES_SUCCEEDED);
   shmb_processes_free(ranks);
   return 0;
 }

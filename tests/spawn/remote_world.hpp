@@ -25,6 +25,8 @@ namespace remote = shmbroker::remote;
 using remote::Future;
 using remote::Remote;
 using shmbroker::Status;
+using shmbroker::Timeout;
+using namespace std::chrono_literals;
 
 #define EXPECT(condition)                                                                               \
   do {                                                                                                  \

@@ -214,7 +214,15 @@ TEST_CASE("The C face: calls, late answers, failures, objects, regions and refer
       EXPECT(shmb_remote_call(worker, 1, nullptr, nullptr, 0, 0, &future, &error) == SHMB_E_INVALID);
       EXPECT(shmb_remote_call(worker, 1, "echo", nullptr, 0, -5, &future, &error) == SHMB_E_INVALID);
       EXPECT(shmb_remote_call(nullptr, 1, "echo", nullptr, 0, 0, &future, &error) == SHMB_E_INVALID);
+      EXPECT(shmb_remote_call(worker, 1, "echo", nullptr, 0, SHMB_NO_WAIT, &future, &error) == SHMB_E_INVALID);
       EXPECT(shmb_remote_serve(worker, SHMB_NO_WAIT, &error) == SHMB_OK);
+      int answer = 0;
+      const auto asks = [](void* context) { return *static_cast<int*>(context); };
+      EXPECT(shmb_remote_wait(worker, asks, &answer, SHMB_NO_WAIT, &error) == SHMB_E_DEADLINE);
+      EXPECT(shmb_remote_wait(worker, asks, &answer, 1, &error) == SHMB_E_DEADLINE);
+      answer = 1;
+      for (const std::int64_t wait : {SHMB_DEFAULT_TIMEOUT, SHMB_FOREVER, SHMB_NO_WAIT})
+        EXPECT(shmb_remote_wait(worker, asks, &answer, wait, &error) == SHMB_OK);
 
       // A child may free what it has no use for, and fork on.
       const pid_t child = ::fork();

@@ -145,12 +145,12 @@ TEST_CASE("90: timeouts are per call, by default, for later calls only, and 0 is
   World world;
   world.run(
       2, first([] {
-        using namespace std::chrono_literals;
         Status status{};
         for (const char* where : {"b", "a"}) {
-          EXPECT(has(thrown([&] { (void)remote::rpc_sync<int>(remote::at(where).within(0.1), "slow_add", 1, 1, 1000); },
-                            &status),
-                     "100ms"));
+          EXPECT(
+              has(thrown([&] { (void)remote::rpc_sync<int>(remote::at(where).within(100ms), "slow_add", 1, 1, 1000); },
+                         &status),
+                  "100ms"));
           EXPECT(status == Status::deadline);
           auto future = remote::rpc_async<int>(remote::at(where).within(100ms), "slow_add", 1, 1, 1000);
           (void)thrown([&] { (void)future.wait(); }, &status);
@@ -159,14 +159,20 @@ TEST_CASE("90: timeouts are per call, by default, for later calls only, and 0 is
           EXPECT(status == Status::deadline);
         }
         auto patient = remote::rpc_async<int>("b", "slow_add", 1, 1, 500);
-        remote::set_timeout(0.1);
+        remote::set_timeout(100ms);
         (void)thrown([&] { (void)remote::rpc_sync<int>("b", "slow_add", 1, 1, 1000); }, &status);
         EXPECT(status == Status::deadline);
         EXPECT(patient.wait() == 2);
-        EXPECT(remote::rpc_sync<int>(remote::at("b").within(30.0), "slow_add", 1, 1, 300) == 2);
-        EXPECT(remote::rpc_sync<int>(remote::at("b").within(0), "slow_add", 1, 1, 300) == 2);
-        EXPECT(has(thrown([] { (void)remote::at("b").within(-3); }), "-1 for the default"));
-        remote::set_timeout(60.0);
+        EXPECT(remote::rpc_sync<int>(remote::at("b").within(30s), "slow_add", 1, 1, 300) == 2);
+        EXPECT(remote::rpc_sync<int>(remote::at("b").within(Timeout::forever()), "slow_add", 1, 1, 300) == 2);
+        for (const Timeout none : {Timeout::no_wait(), Timeout(0ms), Timeout(-3s)}) {
+          (void)thrown([&] { (void)remote::rpc_sync<int>(remote::at("b").within(none), "add", 1, 1); }, &status);
+          EXPECT(status == Status::invalid);
+          (void)thrown([&] { remote::set_timeout(none); }, &status);
+          EXPECT(status == Status::invalid);
+        }
+        remote::set_timeout({});
+        EXPECT(remote::rpc_sync<int>("b", "slow_add", 1, 1, 300) == 2);
       }));
 }
 
@@ -253,7 +259,7 @@ TEST_CASE(
     "A wait without a time-out ends: with the call's own limit, or with that of calls where it waits for no call") {
   World world;
   world.run(2, first([] {
-              remote::set_timeout(0.2);
+              remote::set_timeout(200ms);
               Status status{};
               const Future<int> own;
               EXPECT(!thrown([&] { (void)own.wait(); }, &status).empty());
@@ -264,13 +270,13 @@ TEST_CASE(
               EXPECT(!thrown([&] { (void)next.wait(); }, &status).empty());
               EXPECT(status == Status::deadline);
               // The timeout of the call counts, not the default one, also further on.
-              const auto patient = remote::at("b").within(60.0);
+              const auto patient = remote::at("b").within(60s);
               EXPECT(remote::rpc_sync<int>(patient, "slow_add", 1, 2, 500) == 3);
               const auto sum = remote::rpc_async<int>(patient, "slow_add", 1, 2, 500);
               EXPECT(sum.then([](const Future<int>& before) { return before.wait() + 1; }).wait() == 4);
               EXPECT(!thrown([] { (void)remote::rpc_sync<int>("b", "slow_add", 1, 2, 2000); }, &status).empty());
               EXPECT(status == Status::deadline);
-              remote::set_timeout(-1);
+              remote::set_timeout({});
             }));
 }
 
@@ -281,10 +287,10 @@ TEST_CASE("Names of workers, functions and methods may be parts of longer texts"
               const std::string_view to = all.substr(0, 1), add = all.substr(2, 3), method = all.substr(14, 11);
               EXPECT(remote::rpc_sync<int>(to, add, 1, 2) == 3);
               EXPECT(remote::rpc_async<int>(to, add, 1, 2).wait() == 3);
-              EXPECT(remote::remote<int>(remote::at(to).within(30), add, 1, 2).to_here() == 3);
+              EXPECT(remote::remote<int>(remote::at(to).within(30s), add, 1, 2).to_here() == 3);
               const auto counter = remote::remote<Counter>(to, all.substr(6, 7), 40);
               EXPECT(counter.rpc_sync<int>(method, 2) == 42);
-              EXPECT(counter.within(30).rpc_async<int>(method, 1).wait() == 43);
+              EXPECT(counter.within(30s).rpc_async<int>(method, 1).wait() == 43);
             }));
 }
 

@@ -148,10 +148,10 @@ TEST_CASE("A value that is asked for stays until the answer, also where the refe
         2,
         [](int rank) {
           if (rank != 0) return;
-          const auto patient = remote::at("b").within(30.0);
-          EXPECT(remote::remote<int>(patient, "slow_add", 1, 2, 300).to_here_async(30.0).wait() == 3);
+          const auto patient = remote::at("b").within(30s);
+          EXPECT(remote::remote<int>(patient, "slow_add", 1, 2, 300).to_here_async(30s).wait() == 3);
           std::vector<Future<int>> values;
-          for (int i = 0; i < 50; ++i) values.push_back(remote::remote<int>(patient, "add", i, 1).to_here_async(30.0));
+          for (int i = 0; i < 50; ++i) values.push_back(remote::remote<int>(patient, "add", i, 1).to_here_async(30s));
           for (int i = 0; i < 50; ++i) EXPECT(values[static_cast<std::size_t>(i)].wait() == i + 1);
         },
         threads);
@@ -169,7 +169,7 @@ TEST_CASE("A value shared again lives on after the event that no worker refers t
     own.reset();
     kept.wait();
     for (int i = 0; i < 10; ++i) (void)remote::serve(std::chrono::milliseconds(5));
-    EXPECT(remote::rpc_sync<int>(remote::at("b").within(30.0), "unwrap_one") == 40);
+    EXPECT(remote::rpc_sync<int>(remote::at("b").within(30s), "unwrap_one") == 40);
     remote::rpc_sync<void>("b", "let_one_go");
     EXPECT(serve_until([] { return remote::counters().owned == 0; }));
   });
@@ -205,7 +205,7 @@ TEST_CASE("A worker keeps its own deadlines although a peer that it owes a word 
     EXPECT(comes(1, 1));
     Status status{};
     for (int i = 0; i < 100'000 && status != Status::deadline; ++i)
-      (void)thrown([] { (void)remote::rpc_async<void>(remote::at("a").within(0.3), "nothing"); }, &status);
+      (void)thrown([] { (void)remote::rpc_async<void>(remote::at("a").within(300ms), "nothing"); }, &status);
     EXPECT(status == Status::deadline);
     words().numbers[2] = 1;
   });
@@ -260,16 +260,16 @@ TEST_CASE("A value that a worker asked for is made although it dies before: othe
     join(rank, 3, rank == 1 ? 1 : 0);
     if (rank == 0) {
       EXPECT(serve_until([] { return one_kept.has_value(); }));
-      EXPECT(one_kept->to_here(30.0) == 3);
+      EXPECT(one_kept->to_here(30s) == 3);
       one_kept.reset();
       words().numbers[over] = 1;
     } else if (rank == 1) {
       // Its one thread is busy meanwhile, and what comes is read by this one, which serves nobody.
-      remote::rpc_sync<void>(remote::at("b").within(60.0), "block_until_dead", "c");
+      remote::rpc_sync<void>(remote::at("b").within(60s), "block_until_dead", "c");
       EXPECT(comes(over, 1));
     } else {
       EXPECT(comes(blocked, 1));
-      const auto made = remote::remote<int>(remote::at("b").within(60.0), "add", 1, 2);
+      const auto made = remote::remote<int>(remote::at("b").within(60s), "add", 1, 2);
       remote::rpc_sync<void>("a", "keep_one", made);
       ::raise(SIGKILL);
     }
@@ -294,7 +294,7 @@ TEST_CASE("A caller that waits for room in the queue of a dying worker gets an e
     Status status{};
     for (int i = 1; i < 100'000 && status == Status{}; ++i) {
       words().numbers[sent] = i;
-      (void)thrown([] { (void)remote::rpc_async<void>(remote::at("b").within(120.0), "nothing"); }, &status);
+      (void)thrown([] { (void)remote::rpc_async<void>(remote::at("b").within(120s), "nothing"); }, &status);
     }
     EXPECT(status == Status::worker_gone);
     remote::shutdown();
@@ -308,13 +308,13 @@ TEST_CASE("A request about a value that is not there yet is done although its wo
     join(rank, 3, rank == 1 ? 2 : 0);
     if (rank == 0) {
       EXPECT(serve_until([] { return one_kept.has_value(); }));
-      EXPECT(one_kept->to_here(30.0) == 7);
+      EXPECT(one_kept->to_here(30s) == 7);
       one_kept.reset();
       words().numbers[over] = 1;
     } else if (rank == 1) {
       EXPECT(comes(over, 1));
     } else {
-      const auto object = remote::remote<LateCounter>(remote::at("b").within(60.0), "LateCounter", "c");
+      const auto object = remote::remote<LateCounter>(remote::at("b").within(60s), "LateCounter", "c");
       EXPECT(comes(late, 1));
       const auto sum = object.remote<int>("LateCounter.add", 2);
       remote::rpc_sync<void>("a", "keep_one", sum);
@@ -363,7 +363,7 @@ TEST_CASE("A type that was not there in time is asked for again") {
     if (rank != 0) return;
     const auto value = remote::remote<int>("b", "slow_add", 1, 2, 500);
     Status status{};
-    (void)thrown([&] { (void)value.type(0.01); }, &status);
+    (void)thrown([&] { (void)value.type(10ms); }, &status);
     EXPECT(status == Status::deadline);
     EXPECT(value.type() == "int");
   });
@@ -414,17 +414,17 @@ TEST_CASE("A method that is called through a reference has a timeout of its own,
   world.run(2, [](int rank) {
     if (rank != 0) return;
     const auto sleepy = remote::remote<Sleepy>("b", "Sleepy");
-    EXPECT(sleepy.within(60.0).remote<int>("Sleepy.after", 1).to_here() == 1);
-    EXPECT(sleepy.within(60.0).rpc_sync<int>("Sleepy.after", 2) == 2);
+    EXPECT(sleepy.within(60s).remote<int>("Sleepy.after", 1).to_here() == 1);
+    EXPECT(sleepy.within(60s).rpc_sync<int>("Sleepy.after", 2) == 2);
     const auto passed = [](const std::function<void()>& call) {
       Status status = Status::ok;
       (void)thrown(call, &status);
       return status == Status::deadline;
     };
-    EXPECT(passed([&] { (void)sleepy.within(0.02).rpc_sync<int>("Sleepy.after", 300); }));
-    EXPECT(passed([&] { (void)sleepy.within(0.02).rpc_async<int>("Sleepy.after", 300).wait(); }));
+    EXPECT(passed([&] { (void)sleepy.within(20ms).rpc_sync<int>("Sleepy.after", 300); }));
+    EXPECT(passed([&] { (void)sleepy.within(20ms).rpc_async<int>("Sleepy.after", 300).wait(); }));
     const auto late = sleepy.within(std::chrono::milliseconds(20)).remote<int>("Sleepy.after", 300);
-    EXPECT(passed([&] { (void)late.to_here(60.0); }));
+    EXPECT(passed([&] { (void)late.to_here(60s); }));
     EXPECT(late.state() == Remote<int>::State::failed);
   });
 }

@@ -122,7 +122,7 @@ constexpr int kFewerThanAQueueHolds = 200;
 int sends_and_counts() {
   EXPECT(word_is(1, 1));
   std::vector<Future<void>> calls;
-  const auto patient = remote::at("c").within(120.0);
+  const auto patient = remote::at("c").within(120s);
   for (int i = 0; i < kFewerThanAQueueHolds; ++i) calls.push_back(remote::rpc_async<void>(patient, "nothing"));
   return static_cast<int>(remote::counters().waiting);
 }
@@ -179,7 +179,7 @@ TEST_CASE("Beside a broker that does not answer a call ends by its own deadline,
     bool late = true;
     for (int i = 0; i < 5; ++i) {
       Status status{};
-      (void)thrown([&] { (void)remote::rpc_sync<int>(remote::at("b").within(0.05), "sum_of", many); }, &status);
+      (void)thrown([&] { (void)remote::rpc_sync<int>(remote::at("b").within(50ms), "sum_of", many); }, &status);
       late = late && status == Status::deadline;
     }
     done.set_value();
@@ -229,7 +229,7 @@ TEST_CASE("References in an answer that comes too late are let go, and the worke
         [](int rank) {
           if (rank == 0) {
             Status status{};
-            (void)thrown([] { (void)remote::rpc_sync<Remote<int>>(remote::at("b").within(0.05), "late_own", 300); },
+            (void)thrown([] { (void)remote::rpc_sync<Remote<int>>(remote::at("b").within(50ms), "late_own", 300); },
                          &status);
             EXPECT(status == Status::deadline);
             EXPECT(serve_until([] { return words().numbers[5] == 1; }));
@@ -284,7 +284,7 @@ TEST_CASE("Behind a worker whose threads are busy 65,536 calls wait, and further
       EXPECT(shmb_remote_wait(remote::detail::world()->c(), over, nullptr, SHMB_FOREVER, nullptr) == SHMB_OK);
       return (void)remote::shutdown();
     }
-    const auto patient = remote::at("b").within(300.0);
+    const auto patient = remote::at("b").within(300s);
     const auto busy = remote::rpc_async<void>(patient, "until_word");
     EXPECT(word_is(2, 1));
     std::vector<Future<void>> calls;
@@ -318,7 +318,7 @@ TEST_CASE("A result for which its caller has no room holds its worker no longer 
       if (rank == 1) {
         // So its answers soon find the queue of the other worker full, which reads nothing meanwhile.
         constexpr int kNearlyFull = 250;
-        const auto patient = remote::at("a").within(60.0);
+        const auto patient = remote::at("a").within(60s);
         for (int i = 0; i < kNearlyFull; ++i) calls.push_back(remote::rpc_async<void>(patient, "nothing"));
         words().numbers[4] = 1;
         EXPECT(serve_until([] { return words().numbers[1] == 1; }));
@@ -328,7 +328,7 @@ TEST_CASE("A result for which its caller has no room holds its worker no longer 
       }
       EXPECT(word_is(4, 1));
       constexpr int kFewerThanUntilItReads = 50, kMoreThanFit = 7;
-      const auto to = remote::at("b").within(dies ? 0.0 : 1.0);
+      const auto to = remote::at("b").within(dies ? Timeout::forever() : Timeout(1s));
       for (int i = 0; i < kFewerThanUntilItReads; ++i) calls.push_back(remote::rpc_async<void>(to, "nothing"));
       EXPECT(word_reaches(15, kMoreThanFit));
       words().numbers[1] = 1;
@@ -345,7 +345,7 @@ TEST_CASE("A worker that sends many calls while it runs one leaves the requests 
   const auto statuses = world.run_bare(3, [](int rank) {
     join(rank, 3, rank == 2 ? 1 : 0);
     if (rank == 0) {
-      const auto patient = remote::at("b").within(120.0);
+      const auto patient = remote::at("b").within(120s);
       const auto waiting = remote::rpc_async<int>(patient, "sends_and_counts");
       std::vector<Future<void>> calls;
       for (int i = 0; i < kFewerThanAQueueHolds; ++i) calls.push_back(remote::rpc_async<void>(patient, "nothing"));

@@ -210,7 +210,7 @@ TEST_CASE("91: a to_here() that was too short fails by its own deadline, and the
   world.run(2, only_first([] {
               const auto value = remote::remote<int>("b", "slow_add", 1, 2, 1000);
               Status status{};
-              EXPECT(has(thrown([&] { (void)value.to_here(0.01); }, &status), "ran for more than its timeout"));
+              EXPECT(has(thrown([&] { (void)value.to_here(10ms); }, &status), "ran for more than its timeout"));
               EXPECT(status == Status::deadline);
               EXPECT(value.to_here() == 3);
             }));
@@ -221,7 +221,7 @@ TEST_CASE("92 and 100: a creation whose deadline has passed has failed, for ever
     CAPTURE(owner);
     World world;
     world.run(3, only_first([owner] {
-                const auto value = remote::remote<int>(remote::at(owner).within(0.5), "slow_add", 1, 2, 3000);
+                const auto value = remote::remote<int>(remote::at(owner).within(500ms), "slow_add", 1, 2, 3000);
                 Status status{};
                 for (int i = 0; i < 3; ++i) {
                   const std::string text = thrown([&] { (void)value.to_here(); }, &status);
@@ -239,7 +239,7 @@ TEST_CASE("92 and 100: a creation whose deadline has passed has failed, for ever
 TEST_CASE("92: a creation of 1 ms of a slow function fails, and shutdown ends once its owner is through") {
   World world;
   world.run(2, only_first([] {
-              const auto value = remote::remote<int>(remote::at("b").within(0.001), "slow_add", 1, 2, 1000);
+              const auto value = remote::remote<int>(remote::at("b").within(1ms), "slow_add", 1, 2, 1000);
               Status status{};
               EXPECT(has(thrown([&] { value.created().wait(); }, &status), "timed out"));
               EXPECT(status == Status::deadline);
@@ -250,7 +250,7 @@ TEST_CASE("92: a creation of 1 ms of a slow function fails, and shutdown ends on
 TEST_CASE("92b: a worker that got the reference before the deadline passed gets the same error") {
   World world;
   world.run(3, only_first([] {
-              const auto value = remote::remote<int>(remote::at("b").within(2.0), "slow_add", 1, 2, 5000);
+              const auto value = remote::remote<int>(remote::at("b").within(2s), "slow_add", 1, 2, 5000);
               const auto there = remote::rpc_async<int>("c", "unwrap", value);
               EXPECT(has(thrown([&] { (void)there.wait(); }), "timed out"));
               EXPECT(has(thrown([&] { (void)value.to_here(); }), "timed out"));
@@ -269,7 +269,7 @@ TEST_CASE("93: a creation that is lost fails by its deadline, and cannot be pass
         return;
       }
       EXPECT(serve_until([] { return words().numbers[1] == 2; }));
-      const auto lost = remote::remote<int>(remote::at(owner).within(0.3), "add", 1, 2);
+      const auto lost = remote::remote<int>(remote::at(owner).within(300ms), "add", 1, 2);
       EXPECT(has(thrown([&] { lost.created().wait(); }), "RRef creation"));
       EXPECT(has(thrown([&] { (void)lost.to_here(); }), "RRef creation"));
       EXPECT(has(thrown([&] { (void)remote::rpc_sync<int>("b", "unwrap", lost); }), "RRef creation"));
@@ -283,7 +283,7 @@ TEST_CASE("93: a creation that is lost fails by its deadline, and cannot be pass
 // has rings already. So no wait of the next case is long.
 int unwrap_with_short_waits(const Remote<int>& value) {
   for (;;) try {
-      return value.to_here(0.02);
+      return value.to_here(20ms);
     } catch (const shmbroker::Error& error) {
       if (error.status() != Status::deadline) throw;
     }
@@ -337,7 +337,7 @@ TEST_CASE("95: while a creation is late, a short to_here() fails by itself, and 
     {
       const auto late = remote::remote<int>("b", "add", 1, 2);
       Status status{};
-      (void)thrown([&] { (void)late.to_here(0.001); }, &status);
+      (void)thrown([&] { (void)late.to_here(1ms); }, &status);
       EXPECT(status == Status::deadline);
       EXPECT(late.to_here() == 3);
     }

@@ -11,7 +11,7 @@ namespace remote_test {
 namespace {
 
 constexpr bool kSlow = harness::kThreadSanitizer || harness::kAddressSanitizer;
-constexpr double kPatience = 120;
+constexpr auto kPatience = 120s;
 // In the message; in slots of each size; more than any slot has.
 constexpr std::size_t kSizes[] = {0, 100, 70'000, 400'000, 600'000, 1'900'000, 3'000'000};
 

@@ -13,8 +13,6 @@
 namespace remote_test {
 namespace {
 
-using namespace std::chrono_literals;
-
 enum Word { hung = 0, looked = 1, child = 2, making = 5, going = 6 };
 
 std::optional<Remote<Counter>> shared;
@@ -81,7 +79,7 @@ TEST_CASE("Threads of a worker use one reference to its own object at once") {
         for (int round = 0; round < 20; ++round) {
           std::vector<Future<int>> all;
           for (int i = 0; i < 8; ++i)
-            all.push_back(remote::rpc_async<int>(remote::at("a").within(60.0), "look_at_shared"));
+            all.push_back(remote::rpc_async<int>(remote::at("a").within(60s), "look_at_shared"));
           for (const auto& one : all) EXPECT(one.wait() == 1000);
         }
         EXPECT(words().numbers[looked] == 160);
@@ -97,18 +95,18 @@ TEST_CASE("Threads of two workers call each other at once: small and large argum
       2,
       [](int rank) {
         const std::string other = name_of(1 - rank);
-        const auto value = remote::remote<int>(remote::at(other).within(60.0), "add", rank, 10);
+        const auto value = remote::remote<int>(remote::at(other).within(60s), "add", rank, 10);
         std::vector<std::string> wrong(4);
         std::vector<std::thread> threads;
         for (int n = 0; n < 4; ++n)
           threads.emplace_back([&, n] {
-            const auto patient = remote::at(other).within(60.0);
+            const auto patient = remote::at(other).within(60s);
             wrong[static_cast<std::size_t>(n)] = thrown([&] {
               for (int i = 0; i < 15; ++i) {
                 EXPECT(remote::rpc_sync<int>(patient, "add", n, i) == n + i);
                 const std::size_t size = std::size_t{70'000} << (i % 4);
                 EXPECT(remote::rpc_sync<std::string>(patient, "repeated", size).size() == size);
-                EXPECT(value.to_here(60.0) == rank + 10);
+                EXPECT(value.to_here(60s) == rank + 10);
                 const auto next = remote::rpc_async<int>(patient, "add", i, 1).then([](const Future<int>& sum) {
                   return sum.wait() + 1;
                 });
@@ -132,7 +130,7 @@ TEST_CASE("A callback may wait for what was settled in the same moment") {
       for (int i = 0; i < 4000 && words().numbers[going] == 0; ++i) pause_ms(10);
       return;
     }
-    const auto patient = remote::at("b").within(60.0);
+    const auto patient = remote::at("b").within(60s);
     const auto first = remote::rpc_async<int>(patient, "add", 1, 2),
                second = remote::rpc_async<int>(patient, "add", 3, 4);
     const auto third = remote::rpc_async<int>(patient, "add", 5, 6);
@@ -152,7 +150,7 @@ TEST_CASE("A shutdown and the making of a value that calls wait for are not in e
   world.run(
       1,
       [](int) {
-        const auto patient = remote::at("a").within(60.0);
+        const auto patient = remote::at("a").within(60s);
         const auto value = remote::remote<Late>(patient, "Late");
         while (words().numbers[making] == 0) pause_ms(1);
         for (int i = 0; i < 6; ++i) (void)value.rpc_async<void>("Late.take", Remote<Slow>(Slow()));
@@ -172,7 +170,7 @@ TEST_CASE("An answer after the shutdown leaves no session behind") {
     };
     const auto before = open_files();
     join(0, 1, 1);
-    (void)remote::rpc_async<Remote<int>>(remote::at("a").within(60.0), "own_value_late");
+    (void)remote::rpc_async<Remote<int>>(remote::at("a").within(60s), "own_value_late");
     while (words().numbers[making] == 0) pause_ms(1);
     remote::shutdown({.graceful = false});
     words().numbers[going] = 1;
@@ -188,10 +186,10 @@ TEST_CASE("96b: a graceful shutdown waits for what a callback does while another
       2,
       [](int rank) {
         if (rank != 0) return;
-        remote::rpc_async<int>(remote::at("b").within(60.0), "add", 1, 1).when_done([](const Future<int>&) {
+        remote::rpc_async<int>(remote::at("b").within(60s), "add", 1, 1).when_done([](const Future<int>&) {
           words().numbers[4] = 1;
           pause_ms(300);
-          (void)remote::rpc_async<void>(remote::at("b").within(60.0), "nothing");
+          (void)remote::rpc_async<void>(remote::at("b").within(60s), "nothing");
         });
         while (words().numbers[4] == 0) pause_ms(1);
       },
@@ -208,7 +206,7 @@ TEST_CASE("A shutdown is over at its deadline although a thread is in a function
         [graceful](int rank) {
           if (rank == 0) {
             Status status = Status::ok;
-            (void)thrown([] { remote::rpc_sync<void>(remote::at("b").within(0.5), "hang"); }, &status);
+            (void)thrown([] { remote::rpc_sync<void>(remote::at("b").within(500ms), "hang"); }, &status);
             EXPECT((status == Status::deadline || status == Status::worker_gone));
             remote::shutdown({.graceful = false});
             return;
@@ -268,7 +266,7 @@ TEST_CASE("A child that returns from the function which forked it serves no work
             EXPECT(how == 0);
             return;
           }
-          const auto patient = remote::at("b").within(60.0);
+          const auto patient = remote::at("b").within(60s);
           remote::rpc_sync<void>(patient, "fork_and_return");
           for (int i = 0; i < 200; ++i) EXPECT(remote::rpc_sync<int>(patient, "add", i, 1) == i + 1);
           words().numbers[3] = 1;
@@ -295,7 +293,7 @@ TEST_CASE("Threads of a worker do not wake each other without end over messages 
     } else {
       EXPECT(until(joined));
       const auto fills = [] {
-        for (;;) (void)remote::rpc_async<int>(remote::at("a").within(0.2), "add", 1, 1);
+        for (;;) (void)remote::rpc_async<int>(remote::at("a").within(200ms), "add", 1, 1);
       };
       EXPECT_THROWN(fills(), shmbroker::Error);
       // The leader is told that this worker is idle, and its queue has no room. One thread leads and one waits.
@@ -319,7 +317,7 @@ TEST_CASE("A fork and a thread that sends calls do not wait for each other") {
         std::atomic<bool> stop = false;
         std::string wrong;
         std::thread sends([&] {
-          const auto there = remote::at(name_of(1)).within(60.0);
+          const auto there = remote::at(name_of(1)).within(60s);
           wrong = thrown([&] {
             while (!stop) {
               std::vector<Future<int>> calls;
@@ -345,7 +343,7 @@ TEST_CASE("The caller gets an error where a function drops the future that it re
   World world;
   world.run(2, [](int rank) {
     if (rank != 0) return;
-    const std::string why = thrown([] { (void)remote::rpc_sync<int>(remote::at("b").within(60.0), "drop_it"); });
+    const std::string why = thrown([] { (void)remote::rpc_sync<int>(remote::at("b").within(60s), "drop_it"); });
     EXPECT(has(why, "dropped before it had a result"));
   });
 }

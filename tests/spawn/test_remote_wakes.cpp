@@ -26,7 +26,7 @@ enum WakeWord {
   is_there = 11,   // and 12
   has_called = 13  // and 14
 };
-constexpr double kPatience = 60;
+constexpr auto kPatience = 60s;
 
 void leave_in_order() {
   remote::ShutdownOptions options;

@@ -112,7 +112,7 @@ void expect_blame(std::uint64_t short_form, int most_ranks, Round&& round) {
     const Blamed told = round(draw, options, who);
     wrong += told.rank != who;
     CAPTURE(std::string(name_of(method)) + ", " + std::to_string(ranks) + " ranks: " + told.drawn);
-    CAPTURE(options.voluntary.count());
+    CAPTURE(options.voluntary.nanoseconds());
     CAPTURE(told.text);
     CHECK(told.rank == who);
   }

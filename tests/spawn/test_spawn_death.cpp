@@ -236,7 +236,7 @@ TEST_CASE("an exception of a forked rank through the C entry ends that rank, and
     std::uint32_t state = 0;
     shmb_failure failure{};
     failure.size = sizeof failure;
-    const bool told = shmb_processes_join(processes, 0, -1, &state, nullptr) == SHMB_OK &&
+    const bool told = shmb_processes_join(processes, 0, 0, &state, nullptr) == SHMB_OK &&
                       shmb_processes_failure(processes, 0, &failure, nullptr) == SHMB_OK;
     const int signal = told ? failure.signal : -1;
     shmb_processes_free(processes);

@@ -35,7 +35,7 @@ shmb_processes* start(const Settings& settings, std::uint32_t method, int count,
 void join(shmb_processes* processes, std::uint32_t expected) {
   std::uint32_t state = 0;
   shmb_error error;
-  must_succeed(shmb_processes_join(processes, SHMB_FOREVER, -1, &state, &error), error);
+  must_succeed(shmb_processes_join(processes, 0, 0, &state, &error), error);
   if (state != expected) give_up("the ranks did not end as they should");
   shmb_processes_free(processes);
 }
