@@ -66,11 +66,12 @@ typedef struct shmb_gpu_device {
   char name[96];
   char pci[24];
 } shmb_gpu_device;
-/* The devices that this process may use. `count` gets how many there are, also where `capacity` is smaller. Errors:
+/** The devices that this process may use. `count` gets how many there are, also where `capacity` is smaller. Errors:
  * NO_DRIVER, STUB_DRIVER, DRIVER_TOO_OLD, NO_DEVICE, FORKED_CHILD. */
 SHMB_API int shmb_gpu_devices(shmb_gpu_device* devices, size_t capacity, size_t* count,
                               shmb_error* error) SHMB_NOEXCEPT;
-/* The driver's version as cuDriverGetVersion tells it (13000 for 13.0). Same errors. */
+/** The driver's version as cuDriverGetVersion tells it (13000 for 13.0). Same errors. Errors: those of
+ * shmb_gpu_devices. */
 SHMB_API int shmb_gpu_driver_version(int32_t* version, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ regions */
@@ -89,7 +90,7 @@ typedef struct shmb_gpu_allocate_options {
   int64_t timeout_ns;   /* of zeroing, behind what the default stream has to do; default: SHMB_GPU_DEVICE_TIMEOUT */
 } shmb_gpu_allocate_options;
 
-/* Memory on a device, mapped for reading and writing there, zeroed. Nobody else knows of it until shmb_gpu_publish; it
+/** Memory on a device, mapped for reading and writing there, zeroed. Nobody else knows of it until shmb_gpu_publish; it
  * goes with the handle, or the process, until then. NULL options: the device of the current context, else the first.
  * Where memory is short and released regions wait for the device to be through with them, it waits up to 5 s for those.
  * Errors: DEADLINE, those of shmb_gpu_devices, DEVICE_NOT_FOUND (that UUID is not among the visible ones),
@@ -97,7 +98,7 @@ typedef struct shmb_gpu_allocate_options {
 SHMB_API int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shmb_gpu_allocate_options* options,
                                shmb_gpu_region** region, shmb_error* error) SHMB_NOEXCEPT;
 
-/* A region over memory that another allocator made with cuMemCreate (expandable segments of PyTorch, JAX): `pointer`
+/** A region over memory that another allocator made with cuMemCreate (expandable segments of PyTorch, JAX): `pointer`
  * to `pointer + length`, any part; the allocations around it are shared whole and shmb_gpu_region_info tells the
  * offset. The other allocator keeps its mapping and frees it when it likes; the memory stays while the region does.
  * Errors: NOT_EXPORTABLE (made without a handle for descriptors, or by cudaMalloc: use shmb_gpu_lend), INVALID. */
@@ -144,7 +145,7 @@ typedef struct shmb_gpu_publish_options {
   int64_t timeout_ns; /* of the whole call; default: SHMB_GPU_DEVICE_TIMEOUT, then SHMB_CALL_TIMEOUT for the broker */
 } shmb_gpu_publish_options;
 
-/* Gives the region to the broker, which holds its memory from now on: it lives while a handle of any process, a ticket
+/** Gives the region to the broker, which holds its memory from now on: it lives while a handle of any process, a ticket
  * or its name does. Then others may import it. Errors: EXISTS, LIMIT (gpu_bytes, regions, descriptors), INVALID (a
  * tensor that does not fit, with its name), NOT_EXPORTABLE, DEVICE_NOT_PINNED (the broker cannot keep the device
  * initialised: the sentence says what to change), BAD_FD, UNSUPPORTED (a broker without GPU regions), LOCAL_ONLY,
@@ -154,9 +155,9 @@ typedef struct shmb_gpu_publish_options {
 SHMB_API int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options,
                               shmb_error* error) SHMB_NOEXCEPT;
 
-/* The writing is over: waits as `sync` says, maps the region read-only here, and tells the broker, so that a death does
- * not poison it any more. timeout_ns as for publish. Errors: DENIED (not a writer), INVALID (not published, asleep),
- * DEADLINE and BUSY as for publish: this handle is a writer still, and can say it again. */
+/** The writing is over: waits as `sync` says, maps the region read-only here, and tells the broker, so that a death
+ * does not poison it any more. timeout_ns as for publish. Errors: DENIED (not a writer), INVALID (not published,
+ * asleep), DEADLINE and BUSY as for publish: this handle is a writer still, and can say it again. */
 SHMB_API int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 
@@ -164,7 +165,7 @@ typedef struct shmb_gpu_publish_item {
   shmb_gpu_region* region;
   const shmb_gpu_publish_options* options; /* NULL: defaults; timeout_ns is ignored here */
 } shmb_gpu_publish_item;
-/* Publishes `count` regions of one session in as few requests as descriptors allow (126 each), after one wait for each
+/** Publishes `count` regions of one session in as few requests as descriptors allow (126 each), after one wait for each
  * device. The elements do not depend on each other; statuses (may be NULL) tells of each. Returns SHMB_OK if all
  * succeeded, else the first failure, which `error` describes. */
 SHMB_API int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t count, int64_t timeout_ns, int* statuses,
@@ -184,7 +185,7 @@ typedef struct shmb_gpu_import_options {
   int64_t timeout_ns;  /* of each answer of the broker */
 } shmb_gpu_import_options;
 
-/* Takes a reference to a published region, or to lent memory, and maps it: by address, by identity, by ticket. Errors:
+/** Takes a reference to a published region, or to lent memory, and maps it: by address, by identity, by ticket. Errors:
  * NOT_FOUND, DENIED, GENERATION_MISMATCH, STALE (another epoch), DEADLINE, NOT_READY (its publisher is still sending
  * descriptors), WRITE_CLOSED (READ_WRITE of a region published without MANY_WRITERS), REGION_POISONED (READ_WRITE after
  * a writer died: reading is possible), REGION_INVALID, DETACHED, PRODUCER_DEAD (lent memory whose owner is gone, or
@@ -207,7 +208,8 @@ typedef struct shmb_gpu_import_item {
   const uint8_t* ticket;                  /* 16 bytes */
   const shmb_gpu_import_options* options; /* NULL: defaults; wait_ns and timeout_ns are ignored here */
 } shmb_gpu_import_item;
-/* As shmb_gpu_publish_many; regions[i] is NULL where it failed. Does not wait for names. */
+/** As shmb_gpu_publish_many; regions[i] is NULL where it failed. Does not wait for names. Errors: those of
+ * shmb_gpu_import, for each element. */
 SHMB_API int shmb_gpu_import_many(shmb_session* session, const shmb_gpu_import_item* items, size_t count,
                                   int64_t timeout_ns, shmb_gpu_region** regions, int* statuses,
                                   shmb_error* error) SHMB_NOEXCEPT;
@@ -231,26 +233,26 @@ typedef struct shmb_gpu_region_info {
   uint32_t reserved;
   size_t tensor_count;
 } shmb_gpu_region_info;
-/* The library's facts, without a request. Set info->size first. */
+/** The library's facts, without a request. Set info->size first. Errors: the common ones. */
 SHMB_API int shmb_gpu_region_get_info(const shmb_gpu_region* region, shmb_gpu_region_info* info,
                                       shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API shmb_gpu_pointer shmb_gpu_region_pointer(const shmb_gpu_region* region) SHMB_NOEXCEPT;
 SHMB_API uint64_t shmb_gpu_region_length(const shmb_gpu_region* region) SHMB_NOEXCEPT;
 SHMB_API shmb_region_id shmb_gpu_region_get_id(const shmb_gpu_region* region) SHMB_NOEXCEPT;
 
-/* One tensor of its manifest. The pointers in `tensor` are good while the handle lives. Errors: NOT_FOUND. */
+/** One tensor of its manifest. The pointers in `tensor` are good while the handle lives. Errors: NOT_FOUND. */
 SHMB_API int shmb_gpu_region_tensor(const shmb_gpu_region* region, size_t number, shmb_gpu_tensor* tensor,
                                     shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_region_find_tensor(const shmb_gpu_region* region, const char* name, shmb_gpu_tensor* tensor,
                                          shmb_error* error) SHMB_NOEXCEPT;
 
-/* A DLPack tensor (version 1.0) over memory of the region, which stays mapped until the tensor's deleter is called,
+/** A DLPack tensor (version 1.0) over memory of the region, which stays mapped until the tensor's deleter is called,
  * also after the handle was released. The tensor is flagged read-only where the mapping is. Errors: INVALID (does not
  * lie in the region; asleep). */
 SHMB_API int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor,
                              struct DLManagedTensorVersioned** managed, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Takes the mapping away and keeps its addresses, so that other memory of this process can use the device: on a
+/** Takes the mapping away and keeps its addresses, so that other memory of this process can use the device: on a
  * published region the memory stays at the broker; of one that is not, only the mapping goes. shmb_gpu_wake maps it
  * again at the same address. Sleeping waits for the device first, as SYNC_DEVICE does, by default for
  * SHMB_GPU_DEVICE_TIMEOUT. Errors: INVALID (asleep, not asleep, lent memory), BUSY (a DLPack tensor of it lives; as for
@@ -258,28 +260,30 @@ SHMB_API int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tenso
 SHMB_API int shmb_gpu_sleep(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Makes a token that lets whoever shows it import the region, also in other groups and as other users; as
- * shmb_ticket_create. rights: SHMB_RIGHT_READ, or with WRITE; 0: read. */
+/** Makes a token that lets whoever shows it import the region, also in other groups and as other users; as
+ * shmb_ticket_create. rights: SHMB_RIGHT_READ, or with WRITE; 0: read. lifetime_ns: default SHMB_TICKET_LIFETIME.
+ * Errors: INVALID (not published, or lent memory), DENIED, LIMIT. */
 SHMB_API int shmb_gpu_ticket_create(shmb_gpu_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                     int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                                     shmb_error* error) SHMB_NOEXCEPT;
 
-/* A dma-buf of a part, close-on-exec, owned by the caller, for network cards. Offset and length are multiples of 4096.
+/** A dma-buf of a part, close-on-exec, owned by the caller, for network cards. Offset and length are multiples of 4096.
  * Errors: NOT_SUPPORTED (the device has none; the region was allocated without SHMB_GPU_ALLOCATE_RDMA), INVALID. */
 SHMB_API int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t length, int* fd,
                               shmb_error* error) SHMB_NOEXCEPT;
 
-/* Waits for the device, takes the mapping away, gives the reference back and frees the handle, whatever is returned.
- * The wait is that of SYNC_DEVICE, and nothing is lost by its end: with DEADLINE (or BUSY, for a
- * stream under capture) the region keeps its mapping and its reference until the device is through, and goes in
- * shmb_dispatch, which counts it, or at the end of a later call that frees. So does one whose last reference goes
- * otherwise: with a DLPack tensor, or by shmb_torch_free. Work that never ends, such as a stream that waits for what
- * nobody signals, keeps it until the process ends, and so does a driver that refuses to take the mapping away. Work in
- * a context of the caller's own (none but the primary ones) is asked for in calls of a thread where that is current;
- * where it is destroyed first, the region stays until the process ends. Not while a stream is captured into a graph:
- * asking the driver ruins the capture, as NVIDIA's page on cuCtxRecordEvent has it; so do publish and sleep. A driver
- * that refuses to say how far it is (no memory for an event) is asked again later, and nothing is unmapped meanwhile.
- * flags: SHMB_RELEASE_UNNAME takes the name away too. NULL is allowed. */
+/** Waits for the device, takes the mapping away, gives the reference back and frees the handle, whatever is returned.
+ * The wait is that of SYNC_DEVICE, and nothing is lost by its end: with DEADLINE (or BUSY, for a stream under
+ * capture) the region keeps its mapping and its reference until the device is through, and goes in shmb_dispatch,
+ * which counts it, or at the end of a later call that frees. So does one whose last reference goes otherwise: with a
+ * DLPack tensor, or by shmb_torch_free. Work that never ends, such as a stream that waits for what nobody signals,
+ * keeps it until the process ends, and so does a driver that refuses to take the mapping away. Work in a context of
+ * the caller's own (none but the primary ones) is asked for in calls of a thread where that is current; where it is
+ * destroyed first, the region stays until the process ends. Not while a stream is captured into a graph: asking the
+ * driver ruins the capture, as NVIDIA's page on cuCtxRecordEvent has it; so do publish and sleep. A driver that
+ * refuses to say how far it is (no memory for an event) is asked again later, and nothing is unmapped meanwhile.
+ * flags: SHMB_RELEASE_UNNAME takes the name away too. NULL is allowed. Errors: DEADLINE, BUSY, and with UNNAME those
+ * of shmb_release. */
 SHMB_API int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 
@@ -304,7 +308,7 @@ typedef struct shmb_gpu_lend_options {
   int64_t timeout_ns; /* as for publish */
 } shmb_gpu_lend_options;
 
-/* Lends memory that was made by cudaMalloc (or cuMemAlloc) and stays the caller's: others import it until it is
+/** Lends memory that was made by cudaMalloc (or cuMemAlloc) and stays the caller's: others import it until it is
  * retired. It ends with this process; importers then learn PRODUCER_DEAD. The driver shows importers the whole
  * allocation around it, and opens it in their device's primary context. Errors: NOT_EXPORTABLE (of a memory pool,
  * managed, or made by cuMemCreate: use shmb_gpu_adopt for the last), INVALID (no device memory; reaches over the end of
@@ -313,31 +317,34 @@ SHMB_API int shmb_gpu_lend(shmb_session* session, shmb_gpu_pointer pointer, uint
                            const shmb_gpu_lend_options* options, shmb_gpu_lease** lease,
                            shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API shmb_region_id shmb_gpu_lease_get_id(const shmb_gpu_lease* lease) SHMB_NOEXCEPT;
-/* Nobody new gets it, its name is free, and the handle is gone, whatever is returned. `free` is called as soon as the
- * last importer has let go: perhaps in this call, else in shmb_dispatch or a later call that frees. If the session
- * is lost it is called when the library learns that: nobody counts any more (importers keep their mapping; the driver
- * keeps the pages for them, as seen so far, but does not promise it). NULL is allowed. */
+/** Nobody new gets it, its name is free, and the handle is gone, whatever is returned. `free` is called as soon as
+ * the last importer has let go: perhaps in this call, else in shmb_dispatch or a later call that frees. If the
+ * session is lost it is called when the library learns that: nobody counts any more (importers keep their mapping;
+ * the driver keeps the pages for them, as seen so far, but does not promise it). NULL is allowed. Errors: the common
+ * ones; the handle is gone all the same. */
 SHMB_API int shmb_gpu_retire(shmb_gpu_lease* lease, shmb_error* error) SHMB_NOEXCEPT;
-/* The same without waiting for the broker's answer, as a destructor wants it: `free` is called in shmb_dispatch or a
+/** The same without waiting for the broker's answer, as a destructor wants it: `free` is called in shmb_dispatch or a
  * later call that frees, never in this one. */
 SHMB_API void shmb_gpu_retire_later(shmb_gpu_lease* lease) SHMB_NOEXCEPT;
 
-/* Reads what the broker has sent, brings the states of regions up to date, calls the `free` of lent memory that nobody
- * holds any more, and ends released regions that devices are through with. Put shmb_event_descriptor into the program's
- * poll set and call it when that is readable, or now and then. Waits for no device. done (may be NULL): how many were
- * freed or ended. waiting (may be NULL): how many retired and released ones still wait. */
+/** Reads what the broker has sent, brings the states of regions up to date, calls the `free` of lent memory that
+ * nobody holds any more, and ends released regions that devices are through with. Put shmb_event_descriptor into the
+ * program's poll set and call it when that is readable, or now and then. Waits for no device. done (may be NULL):
+ * how many were freed or ended. waiting (may be NULL): how many retired and released ones still wait. Errors:
+ * SESSION_LOST. */
 SHMB_API int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ PyTorch */
 
-/* The pair for torch.cuda.memory.CUDAPluggableAllocator, to be used in a torch.cuda.MemPool: what torch allocates there
- * lies in regions that are not published yet. alloc returns NULL where it fails, which torch reports as out of memory;
- * shmb_torch_last_error then says why. free does what shmb_gpu_release does with 20 ms: what a busy device
- * still uses goes later, and an alloc that finds no memory waits for it. */
+/** The pair for torch.cuda.memory.CUDAPluggableAllocator, to be used in a torch.cuda.MemPool: what torch allocates
+ * there lies in regions that are not published yet. alloc returns NULL where it fails, which torch reports as out of
+ * memory; shmb_torch_last_error then says why. free does what shmb_gpu_release does with 20 ms: what a busy device
+ * still uses goes later, and an alloc that finds no memory waits for it. Errors: what the last shmb_torch_alloc of
+ * this thread failed with. */
 SHMB_API void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API void shmb_torch_free(void* pointer, ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API int shmb_torch_last_error(shmb_error* error) SHMB_NOEXCEPT; /* of this thread; SHMB_OK: none */
-/* A handle to the region that shmb_torch_alloc made around `pointer`, to publish it; `offset` (may be NULL) is where
+/** A handle to the region that shmb_torch_alloc made around `pointer`, to publish it; `offset` (may be NULL) is where
  * the pointer lies in it. torch may free its part at any time: the memory stays while the handle or the region does.
  * Errors: NOT_FOUND (made by another allocator: use shmb_gpu_adopt or shmb_gpu_lend). */
 SHMB_API int shmb_torch_region(shmb_session* session, const void* pointer, shmb_gpu_region** region, uint64_t* offset,
@@ -358,11 +365,11 @@ typedef struct shmb_gpu_timeline_options {
   uint32_t words;  /* 1 to 1,024, each in a cache line of its own; 0: one */
   int64_t timeout_ns;
 } shmb_gpu_timeline_options;
-/* Needs no GPU: what is signalled and waited for by the host alone works without. Errors: those of shmb_create,
+/** Needs no GPU: what is signalled and waited for by the host alone works without. Errors: those of shmb_create,
  * LOCAL_ONLY, UNSUPPORTED (a broker without GPU memory). */
 SHMB_API int shmb_gpu_timeline_create(shmb_session* session, const shmb_gpu_timeline_options* options,
                                       shmb_gpu_timeline** timeline, shmb_error* error) SHMB_NOEXCEPT;
-/* Of the attach options rights and flags are not used. Errors: those of shmb_attach, INVALID (no timeline). */
+/** Of the attach options rights and flags are not used. Errors: those of shmb_attach, INVALID (no timeline). */
 SHMB_API int shmb_gpu_timeline_open(shmb_session* session, const char* address, const shmb_attach_options* options,
                                     shmb_gpu_timeline** timeline, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_timeline_open_id(shmb_session* session, const shmb_region_id* id,
@@ -370,18 +377,18 @@ SHMB_API int shmb_gpu_timeline_open_id(shmb_session* session, const shmb_region_
                                        shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API shmb_region_id shmb_gpu_timeline_get_id(const shmb_gpu_timeline* timeline) SHMB_NOEXCEPT;
 
-/* Enqueues the write of `value` into word `word` behind what is in the stream, and tells the others that it is coming.
+/** Enqueues the write of `value` into word `word` behind what is in the stream, and tells the others that it is coming.
  * Errors: INVALID (not greater than the last, or by 2^61 or more), LIMIT (512 streams at a time that have not come past
  * their last use of this handle), DENIED (this handle was opened, not created), NOT_SUPPORTED (no 64-bit
  * stream operations; a stream under capture), CONTEXT_POISONED, those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_timeline_signal(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value,
                                       shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
-/* Makes the stream wait until the word has reached `value`. If the producer has not enqueued that signal yet, this
+/** Makes the stream wait until the word has reached `value`. If the producer has not enqueued that signal yet, this
  * thread first waits for it, at most timeout_ns: a stream that waits for what nobody has enqueued could block
  * the device for ever. Errors: DEADLINE, PRODUCER_DEAD, DEVICE_LOST, and those of signal. */
 SHMB_API int shmb_gpu_timeline_wait(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value, shmb_gpu_stream stream,
                                     int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
-/* Waits on the host, without the driver. Errors: DEADLINE, PRODUCER_DEAD, DEVICE_LOST, INVALID. */
+/** Waits on the host, without the driver. Errors: DEADLINE, PRODUCER_DEAD, DEVICE_LOST, INVALID. */
 SHMB_API int shmb_gpu_timeline_wait_host(const shmb_gpu_timeline* timeline, uint32_t word, uint64_t value,
                                          int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -392,11 +399,12 @@ typedef struct shmb_gpu_timeline_state {
   uint32_t status;    /* SHMB_OK, SHMB_E_PRODUCER_DEAD (died or closed it), SHMB_E_DEVICE_LOST */
   uint32_t words;
 } shmb_gpu_timeline_state;
-/* Set state->size first. */
+/** Set state->size first. Errors: INVALID (no such word). */
 SHMB_API int shmb_gpu_timeline_look(const shmb_gpu_timeline* timeline, uint32_t word, shmb_gpu_timeline_state* state,
                                     shmb_error* error) SHMB_NOEXCEPT;
-/* Waits up to 5 s for streams that still use it; one that does so even then keeps the words' pages in this process
- * until its end. Closing by the producer releases every waiter. NULL is allowed. */
+/** Waits up to 5 s for streams that still use it; one that does so even then keeps the words' pages in this process
+ * until its end. Closing by the producer releases every waiter. NULL is allowed. Errors: DEADLINE (a stream still
+ * uses it); the handle is gone all the same. */
 SHMB_API int shmb_gpu_timeline_close(shmb_gpu_timeline* timeline, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ events */
@@ -418,31 +426,32 @@ typedef struct shmb_gpu_event_options {
 } shmb_gpu_event_options;
 #define SHMB_GPU_EVENT_HANDLE 64 /* bytes */
 
-/* Errors: INVALID (no MAKER_STAYS), NOT_SUPPORTED (a driver or device without them), those of shmb_gpu_devices. */
+/** Errors: INVALID (no MAKER_STAYS), NOT_SUPPORTED (a driver or device without them), those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_event_create(const shmb_gpu_event_options* options, shmb_gpu_event** event,
                                    shmb_error* error) SHMB_NOEXCEPT;
-/* The name by which other processes open it. Errors: DENIED (this handle was opened, not created). */
+/** The name by which other processes open it. Errors: DENIED (this handle was opened, not created). */
 SHMB_API int shmb_gpu_event_get_handle(const shmb_gpu_event* event, uint8_t handle[SHMB_GPU_EVENT_HANDLE],
                                        shmb_error* error) SHMB_NOEXCEPT;
-/* In the process that made it: the same event again. Errors: INVALID (no event, its maker has ended, or lives in
+/** In the process that made it: the same event again. Errors: INVALID (no event, its maker has ended, or lives in
  * another PID namespace), and those of create. */
 SHMB_API int shmb_gpu_event_open(const uint8_t handle[SHMB_GPU_EVENT_HANDLE], const shmb_gpu_event_options* options,
                                  shmb_gpu_event** event, shmb_error* error) SHMB_NOEXCEPT;
-/* Enqueues a record behind what is in the stream; whoever waits from then on waits for it. The stream may be of any
+/** Enqueues a record behind what is in the stream; whoever waits from then on waits for it. The stream may be of any
  * device and context, whatever is current. Errors: NOT_SUPPORTED (a stream of another context than the device's
  * primary one that is being captured), those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_event_record(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
-/* The stream waits for the last record before this call; for none, not at all. */
+/** The stream waits for the last record before this call; for none, not at all. Errors: those of
+ * shmb_gpu_event_record. */
 SHMB_API int shmb_gpu_event_wait(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
-/* Whether the last record is done: 0 or 1. */
+/** Whether the last record is done: 0 or 1. Errors: those of shmb_gpu_devices, DEVICE_LOST, CONTEXT_POISONED. */
 SHMB_API int shmb_gpu_event_query(shmb_gpu_event* event, int* done, shmb_error* error) SHMB_NOEXCEPT;
-/* This thread waits. Errors: DEADLINE, which is all that is learnt of a dead recorder. */
+/** This thread waits. Errors: DEADLINE, which is all that is learnt of a dead recorder. */
 SHMB_API int shmb_gpu_event_wait_host(shmb_gpu_event* event, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_event_close(shmb_gpu_event* event, shmb_error* error) SHMB_NOEXCEPT; /* NULL is allowed */
 
 /* ------------------------------------------------------------------------------------------------ pinned regions */
 
-/* Registers a mapped region of the host with the driver, so that devices reach it at `pointer` and copies from and to
+/** Registers a mapped region of the host with the driver, so that devices reach it at `pointer` and copies from and to
  * it need no staging; read-only where it is mapped so. Others report about a second for each GB: once, and not for
  * each message. While it is pinned the region cannot be published (PINNED) and is never recycled; a release leaves
  * its mapping and its lease to the pin, and both go with the last one. Several pins of one handle are one

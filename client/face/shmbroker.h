@@ -5,7 +5,11 @@
  *  - It returns a status: SHMB_OK (0) or a code of shmb_status.h. A function that takes `shmb_error* error` fills it on
  *    failure with the same status, the numbers behind it and a sentence to print; NULL is allowed. Out-parameters are
  *    written only on success (batch calls: as documented). Nothing is printed, no signal is handled, no thread started.
- *  - Sizes and offsets are bytes, times are nanoseconds. A duration has one meaning in every function: 0
+ *  - Each function lists its errors. The common ones are not listed: INVALID (an argument), NO_MEMORY, SYSTEM, FORKED
+ *    where handles of the parent are not the child's, and in calls to the broker DEADLINE, SESSION_LOST, PROTOCOL and
+ *    LOCAL_ONLY (a local session).
+ *  - Sizes and offsets are bytes, times are nanoseconds. `timeout_ns` is for the broker's answer, `wait_ns` for what
+ *    other processes do. A duration has one meaning in every function: 0
  *    (SHMB_DEFAULT_TIMEOUT) is the default that the function names, SHMB_FOREVER is no limit, SHMB_NO_WAIT is no wait,
  *    a number above 0 is the longest time. A function that names no default has SHMB_CALL_TIMEOUT.
  *  - SHMB_FOREVER is for waits for other processes. A call that waits only for the broker refuses it (SHMB_E_INVALID).
@@ -81,11 +85,11 @@ typedef struct shmb_error {
   char sentence[512];
 } shmb_error;
 
-/* The library's version, "0.1.0". */
+/** The library's version, "0.1.0". */
 SHMB_API const char* shmb_version(void) SHMB_NOEXCEPT;
-/* "not_found" for SHMB_E_NOT_FOUND; "unknown status" for a number that is none. Static storage. */
+/** "not_found" for SHMB_E_NOT_FOUND; "unknown status" for a number that is none. Static storage. */
 SHMB_API const char* shmb_status_name(int status) SHMB_NOEXCEPT;
-/* "no such object, ..." for SHMB_E_NOT_FOUND: what the code means, without the facts of one case. Static storage. */
+/** "no such object, ..." for SHMB_E_NOT_FOUND: what the code means, without the facts of one case. Static storage. */
 SHMB_API const char* shmb_status_text(int status) SHMB_NOEXCEPT;
 
 /* Which names a sentence uses for what the caller may have to change. */
@@ -94,11 +98,11 @@ enum shmb_words {
   SHMB_WORDS_CXX,   /* those of shmbroker.hpp and its companions */
   SHMB_WORDS_SHELL  /* commands of `shmbroker`; where there is none, as SHMB_WORDS_CXX */
 };
-/* For other faces than C, before they show an error: puts their names into the sentence. All else stays. A sentence
+/** For other faces than C, before they show an error: puts their names into the sentence. All else stays. A sentence
  * that gets too long is cut. Never fails; an unknown value of `words` and NULL change nothing. */
 SHMB_API void shmb_error_words(shmb_error* error, uint32_t words) SHMB_NOEXCEPT;
 
-/* Whether signals end the waits of the calling thread: 1 on, 0 off (what every thread begins with). Returns what it
+/** Whether signals end the waits of the calling thread: 1 on, 0 off (what every thread begins with). Returns what it
  * was. Never fails. Where it is on, a call in which the thread waits when one of its signal handlers runs returns
  * SHMB_E_INTERRUPTED instead of going on with the wait, also if the handler was installed with SA_RESTART.
  *  - The call does what it does at its deadline: a message was not sent, a receive has taken nothing, a lease that
@@ -131,7 +135,7 @@ typedef struct shmb_connect_options {
   int64_t timeout_ns; /* for finding, starting and greeting the broker */
 } shmb_connect_options;
 
-/* Opens a session. The broker is looked for in this order: options->socket; the variable SHMBROKER_SOCKET (these two
+/** Opens a session. The broker is looked for in this order: options->socket; the variable SHMBROKER_SOCKET (these two
  * never fall through); /run/shmbroker/socket; the private broker of this uid ($XDG_RUNTIME_DIR/shmbroker/socket, or
  * /tmp/shmbroker-<uid>/socket, or, where another user has made that directory, /tmp/shmbroker-<uid>-<random>/socket); a
  * private broker is started (program: SHMBROKER_DAEMON, beside the library, or the installed one), under a lock. It
@@ -139,7 +143,7 @@ typedef struct shmb_connect_options {
  * unnamed one. Errors: NO_BROKER (with what was tried), VERSION, LIMIT (sessions), NOT_FOUND (token), DEADLINE. */
 SHMB_API int shmb_connect(const shmb_connect_options* options, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Ends the session and frees the handle. Region handles that are still open keep it alive until they are released
+/** Ends the session and frees the handle. Region handles that are still open keep it alive until they are released
  * too; after that all leases are given back by the closing of the socket. A forked child that still uses its copy
  * keeps the leases (as an heir) until it closes or ends. NULL is allowed. */
 SHMB_API void shmb_disconnect(shmb_session* session) SHMB_NOEXCEPT;
@@ -161,11 +165,11 @@ typedef struct shmb_session_info {
   char how[512];     /* a sentence: how the broker was found, and what was passed over and why */
 } shmb_session_info;
 
-/* Fills in the facts that the library knows without asking the broker. A forked child's first call opens its session,
- * though. Set info->size first. */
+/** Fills in the facts that the library knows without asking the broker. A forked child's first call opens its
+ * session, though. Set info->size first. Errors: the common ones. */
 SHMB_API int shmb_session_get_info(shmb_session* session, shmb_session_info* info, shmb_error* error) SHMB_NOEXCEPT;
 
-/* A round trip to the broker and back. Local sessions: SHMB_OK. */
+/** A round trip to the broker and back. Local sessions: SHMB_OK. Errors: the common ones. */
 SHMB_API int shmb_ping(shmb_session* session, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ regions */
@@ -188,7 +192,7 @@ typedef struct shmb_create_options {
   int64_t timeout_ns; /* of the broker's answer; populating takes as long as it takes */
 } shmb_create_options;
 
-/* Creates a region of `length` bytes (0 to 2^47 - 1), maps it for reading and writing and, up to 1 GiB, puts memory
+/** Creates a region of `length` bytes (0 to 2^47 - 1), maps it for reading and writing and, up to 1 GiB, puts memory
  * behind it in the calling process: huge pages from 2 MiB up where they can be had, 4 KiB pages else (region info says
  * which). Over 1 GiB pages come at first touch; call shmb_region_populate for parts or all. Before it asks the broker
  * it compares the room of its cgroups and of the host with the length: NO_MEMORY names the cgroup. No SIGBUS for want
@@ -203,7 +207,7 @@ typedef struct shmb_create_item {
   const shmb_create_options* options; /* NULL: defaults; timeout_ns is ignored here */
 } shmb_create_item;
 
-/* Creates `count` regions in batches of up to 253. regions[i] is NULL where statuses[i] (may be NULL) is not SHMB_OK;
+/** Creates `count` regions in batches of up to 253. regions[i] is NULL where statuses[i] (may be NULL) is not SHMB_OK;
  * the elements do not depend on each other. Returns SHMB_OK if all succeeded, else the first failure, which `error`
  * describes. timeout_ns counts for each batch. */
 SHMB_API int shmb_create_many(shmb_session* session, const shmb_create_item* items, size_t count, int64_t timeout_ns,
@@ -224,7 +228,7 @@ typedef struct shmb_attach_options {
   int64_t timeout_ns; /* of each answer of the broker */
 } shmb_attach_options;
 
-/* Takes a reference to an existing region and maps it: by address, by identity or by ticket. Errors: NOT_FOUND (also
+/** Takes a reference to an existing region and maps it: by address, by identity or by ticket. Errors: NOT_FOUND (also
  * where it exists but is none of the caller's business), DENIED, WRITE_CLOSED (read-only readers exist or it was
  * published), NOT_READY, STALE (by id: another generation; another epoch), DEADLINE, LIMIT (leases), NO_DESCRIPTORS. */
 SHMB_API int shmb_attach(shmb_session* session, const char* address, const shmb_attach_options* options,
@@ -243,18 +247,19 @@ typedef struct shmb_attach_item {
   uint32_t flags;        /* enum shmb_attach_flag */
 } shmb_attach_item;
 
-/* As shmb_create_many. Does not wait for names or writers: such elements get NOT_FOUND or NOT_READY. */
+/** As shmb_create_many. Does not wait for names or writers: such elements get NOT_FOUND or NOT_READY. Errors: those
+ * of shmb_attach, for each element. */
 SHMB_API int shmb_attach_many(shmb_session* session, const shmb_attach_item* items, size_t count, int64_t timeout_ns,
                               shmb_region** regions, int* statuses, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Local sessions only: makes a region of a shared-memory descriptor (a memfd passed by other means). The descriptor is
+/** Local sessions only: makes a region of a shared-memory descriptor (a memfd passed by other means). The descriptor is
  * duplicated; the caller keeps its own. rights: READ, or READ|WRITE. Errors: INVALID, UNSUPPORTED (with a broker). */
 SHMB_API int shmb_adopt_fd(shmb_session* session, int fd, uint32_t rights, shmb_region** region,
                            shmb_error* error) SHMB_NOEXCEPT;
 
-/* First byte of the mapping (writable if the handle has WRITE and is not published), or NULL when unmapped. */
+/** First byte of the mapping (writable if the handle has WRITE and is not published), or NULL when unmapped. */
 SHMB_API void* shmb_region_data(const shmb_region* region) SHMB_NOEXCEPT;
-/* Bytes asked for at creation; the mapping is at least that long. */
+/** Bytes asked for at creation; the mapping is at least that long. */
 SHMB_API uint64_t shmb_region_length(const shmb_region* region) SHMB_NOEXCEPT;
 SHMB_API shmb_region_id shmb_region_get_id(const shmb_region* region) SHMB_NOEXCEPT;
 
@@ -272,14 +277,15 @@ typedef struct shmb_region_info {
   uint32_t recycled;        /* 1: the memory served this group before (and was zeroed, unless UNINITIALISED) */
   uint32_t descriptor_kept; /* 1: the handle holds its descriptor open (shmb_set_sharing_strategy; local sessions) */
 } shmb_region_info;
-/* Fills in the facts that the library knows without asking the broker. Set info->size first. */
+/** Fills in the facts that the library knows without asking the broker. Set info->size first. Errors: the common
+ * ones. */
 SHMB_API int shmb_region_get_info(const shmb_region* region, shmb_region_info* info, shmb_error* error) SHMB_NOEXCEPT;
-/* A further handle of the session that the region belongs to; shmb_disconnect frees it. */
+/** A further handle of the session that the region belongs to; shmb_disconnect frees it. Errors: the common ones. */
 SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_access { SHMB_ACCESS_READ = 0, SHMB_ACCESS_READ_WRITE = 1 };
 
-/* Maps a part of a region besides the mapping of the handle. `offset` is a multiple of 4096; offset + length is at
+/** Maps a part of a region besides the mapping of the handle. `offset` is a multiple of 4096; offset + length is at
  * most the rounded size; of a region of 0 bytes a part of 0 bytes is mapped, too. A descriptor is fetched from the
  * broker for it and closed again. The mapping belongs to the caller until shmb_region_unmap; release the handle only
  * afterwards. Errors: INVALID, DENIED, WRITE_CLOSED, SYSTEM. */
@@ -287,16 +293,18 @@ SHMB_API int shmb_region_map(shmb_region* region, uint64_t offset, uint64_t leng
                              shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_region_unmap(shmb_region* region, void* address, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Puts memory behind a part of the handle's mapping (whole pages around it), with the checks of shmb_create: an error
- * instead of a signal where there is no room. On a read-only handle existing pages are mapped. */
+/** Puts memory behind a part of the handle's mapping (whole pages around it), with the checks of shmb_create: an
+ * error instead of a signal where there is no room. On a read-only handle existing pages are mapped. Errors: INVALID
+ * (outside of the region, or unmapped), NO_MEMORY (names the cgroup). */
 SHMB_API int shmb_region_populate(shmb_region* region, uint64_t offset, uint64_t length,
                                   shmb_error* error) SHMB_NOEXCEPT;
 
-/* A descriptor of the region, close-on-exec, owned by the caller; O_RDONLY unless the handle may write. It is outside
- * the books: memory it holds is not freed by the broker. The region is then never recycled. */
+/** A descriptor of the region, close-on-exec, owned by the caller; O_RDONLY unless the handle may write. It is
+ * outside the books: memory it holds is not freed by the broker. The region is then never recycled. Errors: DENIED,
+ * NO_DESCRIPTORS. */
 SHMB_API int shmb_region_descriptor(shmb_region* region, int* fd, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Gives up writing for good, for everybody: the mapping is taken away, the broker seals the region, and it is mapped
+/** Gives up writing for good, for everybody: the mapping is taken away, the broker seals the region, and it is mapped
  * again read-only: shmb_region_data may be another address. Errors: PINNED (this process has another handle of the same
  * mapping, out of a message, or has registered it with a GPU), STILL_MAPPED (a forked child or a part mapping
  * still maps it for writing: the region is mapped back as before and the call may be repeated), DENIED, INVALID,
@@ -309,11 +317,12 @@ enum shmb_release_flag {
   SHMB_RELEASE_NO_RECYCLE = 1 << 0, /* free the memory instead of keeping it ready for this group */
   SHMB_RELEASE_UNNAME = 1 << 1      /* take the region's name away too; needs right `release` */
 };
-/* Unmaps, gives the reference back and frees the handle, whatever is returned. Without UNNAME it does not wait for the
- * broker; DENIED, SESSION_LOST, DEADLINE: it keeps the name. A region goes with its last reference, ticket and name. */
+/** Unmaps, gives the reference back and frees the handle, whatever is returned. Without UNNAME it does not wait for
+ * the broker; DENIED, SESSION_LOST, DEADLINE: it keeps the name. A region goes with its last reference, ticket and
+ * name. Errors: with UNNAME those named above; otherwise none. */
 SHMB_API int shmb_release(shmb_region* region, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Takes the name of the region at `address` away; it goes with its last reference. Errors: NOT_FOUND, DENIED. */
+/** Takes the name of the region at `address` away; it goes with its last reference. Errors: NOT_FOUND, DENIED. */
 SHMB_API int shmb_unname(shmb_session* session, const char* address, int64_t timeout_ns,
                          shmb_error* error) SHMB_NOEXCEPT;
 
@@ -337,7 +346,8 @@ typedef struct shmb_region_stat {
   char group_name[SHMB_MAX_NAME + 1];
   char name[SHMB_MAX_NAME + 1];
 } shmb_region_stat;
-/* Asks the broker for the present state of a region. Set stat->size first. Local sessions: LOCAL_ONLY. */
+/** Asks the broker for the present state of a region. Set stat->size first. Local sessions: LOCAL_ONLY. Errors:
+ * NOT_FOUND, DENIED, LOCAL_ONLY; by identity also STALE. */
 SHMB_API int shmb_stat(shmb_session* session, const char* address, int64_t timeout_ns, shmb_region_stat* stat,
                        shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeout_ns, shmb_region_stat* stat,
@@ -352,32 +362,33 @@ SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64
  * to the process: forked children have it, and ranks get it through SHMBROKER_SHARING_STRATEGY, which is also what a
  * process begins with. */
 
-/* All names, NULL-terminated. Static storage. */
+/** All names, NULL-terminated. Static storage. */
 SHMB_API const char* const* shmb_sharing_strategies(void) SHMB_NOEXCEPT;
-/* INVALID where the variable names none; shmb_connect says so too. Static storage. */
+/** INVALID where the variable names none; shmb_connect says so too. Static storage. Errors: INVALID. */
 SHMB_API int shmb_sharing_strategy(const char** name, shmb_error* error) SHMB_NOEXCEPT;
-/* INVALID for an unknown name; the sentence lists those there are. */
+/** INVALID for an unknown name; the sentence lists those there are. Errors: INVALID. */
 SHMB_API int shmb_set_sharing_strategy(const char* name, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ tickets */
 
-/* Makes a token that gives `rights` (at most the handle's own; needs SHARE; 0: read) to whoever shows it, also in other
- * groups and to other users. uses: attaches it allows, 0: one. lifetime_ns: default SHMB_TICKET_LIFETIME. It holds the
- * region, never its group. expires_ns (may be NULL) is CLOCK_BOOTTIME. It outlives this session: use shmb_ticket_lend
- * where its receiver does not. Errors: DENIED, LIMIT (tickets of the session, or of its user), INVALID. */
+/** Makes a token that gives `rights` (at most the handle's own; needs SHARE; 0: read) to whoever shows it, also in
+ * other groups and to other users. uses: attaches it allows, 0: one. lifetime_ns: default SHMB_TICKET_LIFETIME. It
+ * holds the region, never its group. expires_ns (may be NULL) is CLOCK_BOOTTIME. It outlives this session: use
+ * shmb_ticket_lend where its receiver does not. Errors: DENIED, LIMIT (tickets of the session, or of its user),
+ * INVALID. */
 SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                 int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
-/* The same, and it ends at the latest with the session that made it, or with that session's process, also a killed one:
- * for processes that do not outlive it. Errors: those. */
+/** The same, and it ends at the latest with the session that made it, or with that session's process, also a killed
+ * one: for processes that do not outlive it. Errors: those. lifetime_ns: default SHMB_TICKET_LIFETIME. */
 SHMB_API int shmb_ticket_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                               int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
-/* Ends a ticket with the uses it has left; what was attached by it stays. For the session that made it, and for others
+/** Ends a ticket with the uses it has left; what was attached by it stays. For the session that made it, and for others
  * of its group. Errors: NOT_FOUND (also where it is used up, over, or not theirs). */
 SHMB_API int shmb_ticket_revoke(shmb_session* session, const uint8_t ticket[16], int64_t timeout_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
-/* 16 bytes (ticket or group token) <-> 32 lower-case hex digits. parse: INVALID for anything else. */
+/** 16 bytes (ticket or group token) <-> 32 lower-case hex digits. parse: INVALID for anything else. */
 SHMB_API void shmb_token_format(const uint8_t token[16], char text[SHMB_TOKEN_TEXT]) SHMB_NOEXCEPT;
 SHMB_API int shmb_token_parse(const char* text, uint8_t token[16]) SHMB_NOEXCEPT;
 
@@ -398,23 +409,23 @@ typedef struct shmb_group_options {
   int64_t timeout_ns;
 } shmb_group_options;
 
-/* Makes a group of the caller's uid. The session does not become a member by it; until somebody joins, it lives as long
- * as the session, or until shmb_group_leave. After DEADLINE a group that was made too late is given up at once; with
- * ADOPT_EXISTING it stays, because the session may have had it before: asking again returns it. Errors: EXISTS, LIMIT,
- * INVALID. */
+/** Makes a group of the caller's uid. The session does not become a member by it; until somebody joins, it lives as
+ * long as the session, or until shmb_group_leave. After DEADLINE a group that was made too late is given up at once;
+ * with ADOPT_EXISTING it stays, because the session may have had it before: asking again returns it. Errors: EXISTS,
+ * LIMIT, INVALID. */
 SHMB_API int shmb_group_create(shmb_session* session, const shmb_group_options* options, shmb_group* group,
                                shmb_error* error) SHMB_NOEXCEPT;
 
-/* The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "@id", "UID:GROUP"; own uid
- * only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. After DEADLINE a group that was joined
- * too late is left again; the session is then in none, also if it was in another one before. Asking again is fine: then
- * the second answer counts. */
+/** The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "@id", "UID:GROUP"; own
+ * uid only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. After DEADLINE a group that was
+ * joined too late is left again; the session is then in none, also if it was in another one before. Asking again is
+ * fine: then the second answer counts. */
 SHMB_API int shmb_group_join(shmb_session* session, const char* group, uint32_t flags, int64_t timeout_ns, uint64_t* id,
                              shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_group_join_token(shmb_session* session, const uint8_t token[16], uint32_t flags, int64_t timeout_ns,
                                    uint64_t* id, shmb_error* error) SHMB_NOEXCEPT;
-/* Leaves a group (0: the one the session is in); the next create makes an own unnamed one. A group that the session
- * made and nobody has joined is given up. */
+/** Leaves a group (0: the one the session is in); the next create makes an own unnamed one. A group that the session
+ * made and nobody has joined is given up. Errors: NOT_FOUND (it is in no such group). */
 SHMB_API int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 
@@ -423,14 +434,15 @@ typedef struct shmb_group_ending {
   uint32_t regions; /* regions left */
   uint64_t bytes_freed;
 } shmb_group_ending;
-/* Ends a group: its members leave it, its names go, and processes that still run lose what they share by them. group:
+/** Ends a group: its members leave it, its names go, and processes that still run lose what they share by them. group:
  * its id, or 0 with its name. ending may be NULL. Errors: NOT_FOUND, DENIED, BUSY (KEPT_ONLY, and it is alive). */
 SHMB_API int shmb_group_end(shmb_session* session, uint64_t group, const char* name, uint32_t flags, int64_t timeout_ns,
                             shmb_group_ending* ending, shmb_error* error) SHMB_NOEXCEPT;
-/* Waits until a group (0: the session's own) has ended. wait_ns: default SHMB_GROUP_WAIT. Errors: NOT_FOUND, DEADLINE,
+/** Waits until a group (0: the session's own) has ended. wait_ns: default SHMB_GROUP_WAIT. Errors: NOT_FOUND, DEADLINE,
  * SESSION_LOST (the broker's end ends the wait). */
 SHMB_API int shmb_group_wait(shmb_session* session, uint64_t group, int64_t wait_ns, shmb_error* error) SHMB_NOEXCEPT;
-/* "<name>:<token>", the value of SHMBROKER_GROUP that makes a child a member. */
+/** "<name>:<token>", the value of SHMBROKER_GROUP that makes a child a member. Errors: INVALID (a name that no group
+ * can have). */
 SHMB_API int shmb_group_variable(const char* name, const uint8_t token[16], char text[SHMB_VARIABLE_TEXT],
                                  shmb_error* error) SHMB_NOEXCEPT;
 
@@ -446,8 +458,9 @@ typedef struct shmb_watch_options {
   int64_t timeout_ns;
 } shmb_watch_options;
 
-/* Subscribes. `watch` names the subscription in events and for shmb_unwatch; `state` (may be NULL) tells which of the
- * bits hold already: such an event is not sent again. Errors: NOT_FOUND, LIMIT (watches), INVALID. */
+/** Subscribes. `watch` names the subscription in events and for shmb_unwatch; `state` (may be NULL) tells which of
+ * the bits hold already: such an event is not sent again. Errors: NOT_FOUND, LIMIT (watches), INVALID. Errors:
+ * NOT_FOUND (no such subscription). */
 SHMB_API int shmb_watch(shmb_session* session, const shmb_watch_options* options, uint64_t* watch, uint32_t* state,
                         shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_unwatch(shmb_session* session, uint64_t watch, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
@@ -468,10 +481,11 @@ typedef struct shmb_event {
   char text[512];        /* NAME_APPEARED: the name; RECLAIM: the report's line; BROKER_AWAY: why */
 } shmb_event;
 
-/* A descriptor for poll or epoll: readable when shmb_next_event may have something, at times for nothing, and always
- * once the session is lost. It is the session's: never close, read or write it. Local sessions: UNSUPPORTED. */
+/** A descriptor for poll or epoll: readable when shmb_next_event may have something, at times for nothing, and always
+ * once the session is lost. It is the session's: never close, read or write it. Local sessions: UNSUPPORTED. Errors:
+ * UNSUPPORTED. */
 SHMB_API int shmb_event_descriptor(shmb_session* session, int* fd, shmb_error* error) SHMB_NOEXCEPT;
-/* Takes the next event. wait_ns: SHMB_NO_WAIT and SHMB_FOREVER allowed. Set event->size first. Errors: DEADLINE (none
+/** Takes the next event. wait_ns: SHMB_NO_WAIT and SHMB_FOREVER allowed. Set event->size first. Errors: DEADLINE (none
  * came), SESSION_LOST (a consumer of this session has had BROKER_AWAY: poll the descriptor no more). */
 SHMB_API int shmb_next_event(shmb_session* session, int64_t wait_ns, shmb_event* event,
                              shmb_error* error) SHMB_NOEXCEPT;

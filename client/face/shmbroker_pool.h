@@ -63,7 +63,7 @@ typedef struct shmb_pool_options {
   int64_t timeout_ns;  /* of each answer of the broker */
 } shmb_pool_options;
 
-/* Makes a pool, joins it, and puts memory behind its slots. Errors: INVALID (a size of 0 or over the limits), EXISTS,
+/** Makes a pool, joins it, and puts memory behind its slots. Errors: INVALID (a size of 0 or over the limits), EXISTS,
  * LIMIT, NO_MEMORY, LOCAL_ONLY, GROUP_ENDED. */
 SHMB_API int shmb_pool_create(shmb_session* session, const shmb_pool_options* options, shmb_pool** pool,
                               shmb_error* error) SHMB_NOEXCEPT;
@@ -77,7 +77,7 @@ typedef struct shmb_pool_open_options {
   int64_t timeout_ns; /* of each answer of the broker */
 } shmb_pool_open_options;
 
-/* Joins a pool by its address, as the broker reads that now; one in the making is waited for up to timeout_ns, and one
+/** Joins a pool by its address, as the broker reads that now; one in the making is waited for up to timeout_ns, and one
  * that this session is in already gives one more handle.
  * Errors: NOT_FOUND, DEADLINE (also where another thread of the process makes it, and still adds its memory after
  * timeout_ns and wait_ns), LIMIT (64 participants), DENIED, BUSY (this session has it open read-only, and may not write
@@ -85,11 +85,11 @@ typedef struct shmb_pool_open_options {
 SHMB_API int shmb_pool_open(shmb_session* session, const char* address, const shmb_pool_open_options* options,
                             shmb_pool** pool, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Frees the handle. With the last handle and the last queue of this process in the pool, it leaves: slots that it
+/** Frees the handle. With the last handle and the last queue of this process in the pool, it leaves: slots that it
  * holds are given back, what it sent and nobody has read yet stays for its readers. NULL is allowed. */
 SHMB_API void shmb_pool_close(shmb_pool* pool) SHMB_NOEXCEPT;
 
-/* Its name is free at once: nobody else can open it by name, and a new pool may have that name. The pool goes with its
+/** Its name is free at once: nobody else can open it by name, and a new pool may have that name. The pool goes with its
  * last participant; this handle and all others go on. Without it a pool with a name lives as long as its group. Errors:
  * DENIED (opened read-only). */
 SHMB_API int shmb_pool_remove(shmb_pool* pool, shmb_error* error) SHMB_NOEXCEPT;
@@ -120,8 +120,9 @@ typedef struct shmb_pool_info {
     uint32_t slots, slots_used;
   } classes[SHMB_MAX_SIZE_CLASSES];
 } shmb_pool_info;
+/** The pool's id, which each of its slots names too; 0 for NULL. Never fails. */
 SHMB_API uint64_t shmb_pool_id(const shmb_pool* pool) SHMB_NOEXCEPT; /* also of each slot in it; 0: NULL */
-/* Reads shared memory only. Set info->size first. */
+/** Reads shared memory only. Set info->size first. Errors: the common ones. */
 SHMB_API int shmb_pool_get_info(shmb_pool* pool, shmb_pool_info* info, shmb_error* error) SHMB_NOEXCEPT;
 
 /* A slot as this process holds it. A plain struct: copy it, keep it where you like; every call checks it. */
@@ -135,12 +136,12 @@ typedef struct shmb_slot {
   uint32_t generation; /* of the slot: + 1 at each acquire */
 } shmb_slot;
 
-/* Takes a free slot for `length` bytes, to be written by this process alone; where all are in use and the class may
+/** Takes a free slot for `length` bytes, to be written by this process alone; where all are in use and the class may
  * grow, memory is added. Contents are what was written there before. Errors: FULL (NO_WAIT), DEADLINE, INVALID
  * (larger than every class: use shmb_create and send the region), DENIED (read-only), BROKEN. */
 SHMB_API int shmb_slot_acquire(shmb_pool* pool, uint64_t length, int64_t wait_ns, shmb_slot* slot,
                                shmb_error* error) SHMB_NOEXCEPT;
-/* One more reference of this process, and one less. With the last one the slot is free again, unless others, or
+/** One more reference of this process, and one less. With the last one the slot is free again, unless others, or
  * messages under way, hold it. Errors: INVALID (of another pool), STALE (other generation, not held any more),
  * FORKED. */
 SHMB_API int shmb_slot_retain(shmb_pool* pool, const shmb_slot* slot, shmb_error* error) SHMB_NOEXCEPT;
@@ -179,7 +180,7 @@ typedef struct shmb_queue_options {
   int64_t timeout_ns;    /* of each answer of the broker */
 } shmb_queue_options;
 
-/* Opens own ends of a queue of a pool, and makes the queue where there is none of that name: either side may come
+/** Opens own ends of a queue of a pool, and makes the queue where there is none of that name: either side may come
  * first, and come back. A reader that names no kind makes none: it takes the queue that is there, or comes before the
  * deadline. A closed queue is opened by a reader alone, if it is a mpmc queue with messages left. One handle for each
  * end in a process; its threads share it. Errors: INVALID (cells), EXISTS (settings differ: the sentence says which),
@@ -187,8 +188,8 @@ typedef struct shmb_queue_options {
  * open), DENIED (read-only participant), LIMIT, NOT_FOUND, CLOSED, DEADLINE (no queue came). */
 SHMB_API int shmb_queue_open(shmb_pool* pool, const char* name, const shmb_queue_options* options, shmb_queue** queue,
                              shmb_error* error) SHMB_NOEXCEPT;
-/* The same in a pool of its own without slots, of the queue's name, which is made or joined; `address` as for pools.
- * Messages: inline bytes, regions, and lists of them. */
+/** The same in a pool of its own without slots, of the queue's name, which is made or joined; `address` as for pools.
+ * Messages: inline bytes, regions, and lists of them. Errors: those of shmb_queue_open and shmb_pool_open. */
 SHMB_API int shmb_queue_open_alone(shmb_session* session, const char* address, const shmb_queue_options* options,
                                    shmb_queue** queue, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -197,14 +198,16 @@ enum shmb_queue_close_flag {
                                     * AT_LEAST_ONCE queue once no other reader has one in hand, which may come back */
   SHMB_QUEUE_CLOSE_REMOVE = 1 << 1 /* and its name is free at once */
 };
-/* Closes own ends and frees the handle, whatever is returned. Messages that were sent stay for their readers. NULL is
- * allowed. No other thread may be in a call with this handle, or use a message that is borrowed from it;
- * SHMB_QUEUE_CLOSE_ALL by another one, or shmb_queue_shutdown, ends their waits. */
+/** Closes own ends and frees the handle, whatever is returned. Messages that were sent stay for their readers. NULL
+ * is allowed. No other thread may be in a call with this handle, or use a message that is borrowed from it;
+ * SHMB_QUEUE_CLOSE_ALL by another one, or shmb_queue_shutdown, ends their waits. Errors: the common ones; the handle
+ * is gone all the same. */
 SHMB_API int shmb_queue_close(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
-/* Ends the queue for everybody (flags: CLOSE_REMOVE besides) and keeps the handle, to drain it. */
+/** Ends the queue for everybody (flags: CLOSE_REMOVE besides) and keeps the handle, to drain it. Errors: DENIED
+ * (read-only participant). */
 SHMB_API int shmb_queue_shutdown(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
-/* Waits until everything that this handle has sent was taken by its readers, who may have gone since. Errors: DEADLINE,
- * FULL (NO_WAIT), PEER_GONE (nobody is left to take it, or one died). */
+/** Waits until everything that this handle has sent was taken by its readers, who may have gone since. Errors:
+ * DEADLINE, FULL (NO_WAIT), PEER_GONE (nobody is left to take it, or one died). */
 SHMB_API int shmb_queue_drain(shmb_queue* queue, int64_t wait_ns, shmb_error* error) SHMB_NOEXCEPT;
 
 typedef struct shmb_queue_info {
@@ -222,7 +225,7 @@ typedef struct shmb_queue_info {
   char name[SHMB_MAX_NAME + 1];
   uint64_t in_regions; /* sent by this handle, each in a new region: no slot of the pool was large enough. Slow */
 } shmb_queue_info;
-/* Reads shared memory only. Set info->size first. */
+/** Reads shared memory only. Set info->size first. Errors: the common ones. */
 SHMB_API int shmb_queue_get_info(shmb_queue* queue, shmb_queue_info* info, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_part_kind { SHMB_PART_BYTES = 1, SHMB_PART_SLOT, SHMB_PART_REGION };
@@ -251,7 +254,7 @@ typedef struct shmb_outgoing {
                              waits or needs room, or of a reader */
 } shmb_outgoing;
 
-/* Sending. With SHMB_OK the message arrives even if this process is killed at its next instruction. Up to inline_bytes
+/** Sending. With SHMB_OK the message arrives even if this process is killed at its next instruction. Up to inline_bytes
  * travel in the queue itself, larger bytes are copied into a slot of the pool. A list is copied into a slot, and so is
  * one part of bytes; what no slot can hold goes into a new region, which is slow (shmb_queue_info counts them). A sent
  * slot stays held by this process too, until it releases it; it must not be written any more. No system call unless a
@@ -269,19 +272,21 @@ SHMB_API int shmb_queue_send_slot(shmb_queue* queue, const shmb_slot* slot, int6
                                   shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_send_message(shmb_queue* queue, const shmb_outgoing* message, int64_t wait_ns,
                                      shmb_error* error) SHMB_NOEXCEPT;
-/* In order; `sent` (may be NULL) is always written. wait_ns is for all of them together. Readers that sleep are woken
- * once, for all messages between two waits. Like a single send, it tells CLOSED for what was overtaken by a close. */
+/** In order; `sent` (may be NULL) is always written. wait_ns is for all of them together. Readers that sleep are
+ * woken once, for all messages between two waits. Like a single send, it tells CLOSED for what was overtaken by a
+ * close. Errors: those of shmb_queue_send. */
 SHMB_API int shmb_queue_send_many(shmb_queue* queue, const shmb_outgoing* messages, size_t count, int64_t wait_ns,
                                   size_t* sent, shmb_error* error) SHMB_NOEXCEPT;
 
+/** Makes a message to receive into. It has nothing yet. Errors: the common ones. */
 SHMB_API int shmb_message_new(shmb_message** message, shmb_error* error) SHMB_NOEXCEPT;
-/* It is done with first, as by shmb_message_done, also one of an AT_LEAST_ONCE queue. NULL is allowed. */
+/** It is done with first, as by shmb_message_done, also one of an AT_LEAST_ONCE queue. NULL is allowed. */
 SHMB_API void shmb_message_free(shmb_message* message) SHMB_NOEXCEPT;
 
 enum shmb_receive_flag {
   SHMB_RECEIVE_KEEP = 1 << 0 /* own references to all parts: valid until shmb_message_done, however long */
 };
-/* Takes the next message. Without KEEP it is borrowed, in place and at no cost: valid until shmb_message_done, or the
+/** Takes the next message. Without KEEP it is borrowed, in place and at no cost: valid until shmb_message_done, or the
  * next receive on this queue, which says done for it; until then its writer has one cell less. On mpmc queues without
  * AT_LEAST_ONCE its slots are held by this process and its cell is free at once, so that nobody else gets a message
  * that this process has, also when it dies. Regions in it are attached. Drop-oldest queues always keep. `message` is
@@ -299,31 +304,36 @@ enum shmb_receive_flag {
  * same handle. */
 SHMB_API int shmb_queue_receive(shmb_queue* queue, shmb_message* message, uint32_t flags, int64_t wait_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
-/* Waits for one and takes all that are there, up to `capacity`, kept, and then wakes who waited for room. `count` is
- * always written. */
+/** Waits for one and takes all that are there, up to `capacity`, kept, and then wakes who waited for room. `count` is
+ * always written. Errors: those of shmb_queue_receive. */
 SHMB_API int shmb_queue_receive_many(shmb_queue* queue, shmb_message* const* messages, size_t capacity, int64_t wait_ns,
                                      size_t* count, shmb_error* error) SHMB_NOEXCEPT;
-/* Through with it: the slots and regions go back, a borrowed message's cell too. The handle may be used again. */
+/** Through with it: the slots and regions go back, a borrowed message's cell too. The handle may be used again.
+ * Errors: FORKED (the parent received it). */
 SHMB_API int shmb_message_done(shmb_message* message, shmb_error* error) SHMB_NOEXCEPT;
-/* AT_LEAST_ONCE: not done, another reader shall have it. */
+/** AT_LEAST_ONCE: not done, another reader shall have it. Errors: INVALID (no message of an AT_LEAST_ONCE queue),
+ * FORKED. */
 SHMB_API int shmb_message_give_back(shmb_message* message, shmb_error* error) SHMB_NOEXCEPT;
-/* Makes a borrowed message a kept one. One of an AT_LEAST_ONCE queue stays as it is. */
+/** Makes a borrowed message a kept one. One of an AT_LEAST_ONCE queue stays as it is. Errors: FORKED, and those of
+ * attaching its regions. */
 SHMB_API int shmb_message_keep(shmb_message* message, shmb_error* error) SHMB_NOEXCEPT;
 
-SHMB_API size_t shmb_message_count(const shmb_message* message) SHMB_NOEXCEPT;  /* parts */
+/** The number of its parts; 0: it is empty. Never fails. */
+SHMB_API size_t shmb_message_count(const shmb_message* message) SHMB_NOEXCEPT; /* parts */
+/** The number that its sender gave it, else 0. Never fails. */
 SHMB_API uint64_t shmb_message_type(const shmb_message* message) SHMB_NOEXCEPT; /* the sender's number, else 0 */
-/* The first part, which is the whole message if it is no list. */
+/** The first part, which is the whole message if it is no list. Errors: NOT_FOUND (no part of that number). */
 SHMB_API const void* shmb_message_data(const shmb_message* message) SHMB_NOEXCEPT;
 SHMB_API uint64_t shmb_message_length(const shmb_message* message) SHMB_NOEXCEPT;
 SHMB_API int shmb_message_part(const shmb_message* message, size_t number, shmb_part* part,
                                shmb_error* error) SHMB_NOEXCEPT;
-/* Moves an own reference out of the message, so that it outlives it: release it with shmb_slot_release, shmb_release. A
- * slot taken out may be sent on.
- * A region that comes in several parts of one message is attached once: its parts have one lease and one mapping, and
- * the handles taken out of them are handles of that mapping, equal in data and identity. Each is released on its own,
- * in any order, from any thread; lease and mapping go with the last one. While there is another one, in the message or
- * out of it, shmb_publish answers PINNED. The mapping has the rights of all these parts together; where this process
- * may not have them all, each part is attached with its own. */
+/** Moves an own reference out of the message, so that it outlives it: release it with shmb_slot_release,
+ * shmb_release. A slot taken out may be sent on. A region that comes in several parts of one message is attached
+ * once: its parts have one lease and one mapping, and the handles taken out of them are handles of that mapping,
+ * equal in data and identity. Each is released on its own, in any order, from any thread; lease and mapping go with
+ * the last one. While there is another one, in the message or out of it, shmb_publish answers PINNED. The mapping
+ * has the rights of all these parts together; where this process may not have them all, each part is attached with
+ * its own. Errors: INVALID (no part of that number and kind), the part's own status, FORKED. */
 SHMB_API int shmb_message_take_slot(shmb_message* message, size_t number, shmb_slot* slot,
                                     shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_message_take_region(shmb_message* message, size_t number, shmb_region** region,
@@ -331,23 +341,25 @@ SHMB_API int shmb_message_take_region(shmb_message* message, size_t number, shmb
 
 /* ------------------------------------------------------------------------------------------------ waiting */
 
-/* Descriptors for poll, epoll, asyncio: readable when a receive may have something to tell. Then receive with NO_WAIT
- * until it answers EMPTY, which arms it again. It belongs to the handle: never close, read or write it. Spurious
- * wake-ups happen. The first call must be followed by a receive that answers EMPTY, too. */
+/** Descriptors for poll, epoll, asyncio: readable when a receive may have something to tell. Then receive with
+ * NO_WAIT until it answers EMPTY, which arms it again. It belongs to the handle: never close, read or write it.
+ * Spurious wake-ups happen. The first call must be followed by a receive that answers EMPTY, too. Errors:
+ * NO_DESCRIPTORS, LIMIT. */
 SHMB_API int shmb_queue_descriptor(shmb_queue* queue, int* fd, shmb_error* error) SHMB_NOEXCEPT;
 
-/* Several queues, of one or several pools and sessions, for one thread at a time to wait on. A queue handle must be
- * removed before it is closed. Adding and removing make the set's descriptor readable: then wait until EMPTY. */
+/** Several queues, of one or several pools and sessions, for one thread at a time to wait on. A queue handle must be
+ * removed before it is closed. Adding and removing make the set's descriptor readable: then wait until EMPTY.
+ * Errors: the common ones. */
 SHMB_API int shmb_queue_set_new(shmb_queue_set** set, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API void shmb_queue_set_free(shmb_queue_set* set) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_add(shmb_queue_set* set, shmb_queue* queue, void* tag, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_remove(shmb_queue_set* set, shmb_queue* queue, shmb_error* error) SHMB_NOEXCEPT;
-/* Which queue has something to tell: a message, or CLOSED or PEER_GONE; its turn comes last next time. `tag` (may be
+/** Which queue has something to tell: a message, or CLOSED or PEER_GONE; its turn comes last next time. `tag` (may be
  * NULL) is that of shmb_queue_set_add. Nothing is taken: another consumer of a mpmc queue may be faster, and a
  * borrowed message stays valid. Errors: EMPTY (NO_WAIT), DEADLINE, INVALID (an empty set). */
 SHMB_API int shmb_queue_set_wait(shmb_queue_set* set, int64_t wait_ns, shmb_queue** queue, void** tag,
                                  shmb_error* error) SHMB_NOEXCEPT;
-/* As shmb_queue_descriptor; a shmb_queue_set_wait that answers EMPTY arms it. */
+/** As shmb_queue_descriptor; a shmb_queue_set_wait that answers EMPTY arms it. Errors: NO_DESCRIPTORS, LIMIT. */
 SHMB_API int shmb_queue_set_descriptor(shmb_queue_set* set, int* fd, shmb_error* error) SHMB_NOEXCEPT;
 
 #ifdef __cplusplus
