@@ -134,7 +134,7 @@ const char* shmb_status_name(int status) noexcept {
 }
 
 void shmb_error_words(shmb_error* error, uint32_t words) noexcept {
-  if (error == nullptr || (words != SHMB_WORDS_CXX && words != SHMB_WORDS_SHELL)) return;
+  if (error == nullptr || words == SHMB_WORDS_C || words > SHMB_WORDS_PYTHON) return;
   const std::string_view sentence(error->sentence, ::strnlen(error->sentence, sizeof error->sentence));
   if (!names_something(sentence)) return;  // nearly all
   try {

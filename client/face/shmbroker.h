@@ -96,7 +96,8 @@ SHMB_API const char* shmb_status_text(int status) SHMB_NOEXCEPT;
 enum shmb_words {
   SHMB_WORDS_C = 0, /* those of this header: what every function gives */
   SHMB_WORDS_CXX,   /* those of shmbroker.hpp and its companions */
-  SHMB_WORDS_SHELL  /* commands of `shmbroker`; where there is none, as SHMB_WORDS_CXX */
+  SHMB_WORDS_SHELL, /* commands of `shmbroker`; where there is none, as SHMB_WORDS_CXX */
+  SHMB_WORDS_PYTHON /* those of the package shmbroker; where there is none, as SHMB_WORDS_CXX */
 };
 /** For other faces than C, before they show an error: puts their names into the sentence. All else stays. A sentence
  * that gets too long is cut. Never fails; an unknown value of `words` and NULL change nothing. */

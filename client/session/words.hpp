@@ -10,10 +10,11 @@
 
 namespace shmb::client {
 
-enum class Face : std::uint32_t { c = 0, cxx = 1, shell = 2 };
+enum class Face : std::uint32_t { c = 0, cxx = 1, shell = 2, python = 3 };
 
 struct Word {
-  std::string_view c, cxx, shell;  // shell: empty where no command can lead to the sentence
+  std::string_view c, cxx;
+  std::string_view shell, python;  // empty where no command, or no function of Python, can lead to the sentence
 };
 
 // Sorted by `c`. tests/client/words_test.py refuses a sentence with a name that is missing here.

@@ -24,7 +24,7 @@ bool load_errors() {
 
 Ref make_error(const shmb_error& failure) {
   shmb_error told = failure;
-  shmb_error_words(&told, SHMB_WORDS_CXX);
+  shmb_error_words(&told, SHMB_WORDS_PYTHON);
   // A sentence that was cut may end within a character.
   const Ref sentence(
       PyUnicode_DecodeUTF8(told.sentence, static_cast<Py_ssize_t>(__builtin_strlen(told.sentence)), "replace"));

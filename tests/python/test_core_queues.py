@@ -378,6 +378,13 @@ def test_what_cannot_be_sent_or_taken_is_refused(pool, queue, call, expected):
         queue.get_nowait()
 
 
+def test_a_refusal_names_things_of_python(pool, session):
+    with pytest.raises(shmbroker.Invalid, match="Session.create and send that"):
+        pool.acquire(1 << 40)
+    with session.create_pool(queues=2) as without_slots, pytest.raises(shmbroker.Invalid, match="Session.create"):
+        without_slots.acquire(1)
+
+
 def test_a_slot_of_another_pool_is_refused(session, queue):
     other = session.create_pool([(4096, 1)])
     with pytest.raises(shmbroker.Invalid, match="another pool"):
