@@ -162,10 +162,12 @@ def test_every_join_after_a_failure_raises_the_same(method):
         context.results()
 
 
-def test_grace_period_lets_the_others_end_by_themselves(method):
-    context = spawn(functions.exit_with, (123, 0.3), 2, join=False, start_method=method)
+def test_grace_period_lets_the_others_end_by_themselves(method, tmp_path):
+    context = spawn(functions.exit_at, (str(tmp_path / "go"),), 2, join=False, start_method=method)
+    assert not context.join(timeout=0.01, grace_period=60)  # before the failure, which counts from then on
+    (tmp_path / "go").touch()
     with pytest.raises(ProcessExitedException) as caught:
-        context.join(grace_period=60)
+        context.join()
     assert [one.rank for one in caught.value.failures] == [0]
 
 
