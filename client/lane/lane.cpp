@@ -140,9 +140,9 @@ LaneReceiver::Look LaneReceiver::refuse(std::uint64_t position) {
 }
 
 std::uint64_t LaneReceiver::lag() const {
+  if (kind_ == QueueKind::mpmc) return count_unclaimed();
   const std::uint64_t tail = lane_.tail().load(std::memory_order_relaxed);
-  const std::uint64_t seen = kind_ == QueueKind::mpmc ? lane_.head().load(std::memory_order_relaxed) : next_;
-  const auto waiting = static_cast<std::int64_t>(tail - seen);
+  const auto waiting = static_cast<std::int64_t>(tail - next_);
   if (waiting <= 0) return 0;
   const auto most = kind_ == QueueKind::broadcast ? static_cast<std::uint64_t>(INT64_MAX) : lane_.cells();
   return std::min<std::uint64_t>(static_cast<std::uint64_t>(waiting), most);

@@ -163,6 +163,7 @@ class LaneReceiver {
   Plain look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
   std::uint64_t position() const { return position_; }  // of the message that was looked at last
   bool unclaimed() const;   // claim: whether there is a message that no receiver has claimed
+  std::uint64_t count_unclaimed() const;  // claim: how many of them
   bool unfinished() const;  // claim: or one that another receiver has claimed and may give back
   // Call it after keeping the slots of the message. False (drop-oldest only): the message was overwritten meanwhile and
   // counts as lost. Then undo() what was kept and look again.
@@ -181,7 +182,7 @@ class LaneReceiver {
   // Claim: the last look found only messages that others have claimed. They may come back.
   bool claimed_by_others() const { return claimed_by_others_; }
   std::uint64_t lost() const { return lost_; }  // drop-oldest: overwritten before this reader saw them
-  std::uint64_t lag() const;                    // messages that wait, by the sender's hint
+  std::uint64_t lag() const;                    // messages that wait; not mpmc: by the sender's hint
   // Broadcast: J1 to J7. Reading starts with the next message, or with the first if the broker has attached this reader
   // before the ring was used. False: the writer is gone, and the caller looks for its next generation.
   bool attach();

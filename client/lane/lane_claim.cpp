@@ -193,6 +193,19 @@ bool LaneReceiver::unclaimed() const {
   return false;
 }
 
+// The head is a hint that lags behind, so the messages themselves are counted.
+std::uint64_t LaneReceiver::count_unclaimed() const {
+  std::uint64_t count = 0;
+  const std::uint64_t head = lane_.head().load(std::memory_order_acquire);
+  for (std::uint64_t k = head; k - head < lane_.cells(); ++k) {
+    const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
+    if (w.position != (k & pool::kPositionMask)) continue;
+    if (w.is(CellState::full)) ++count;
+    if (w.is(CellState::empty)) break;
+  }
+  return count;
+}
+
 bool LaneReceiver::unfinished() const {
   const auto own = static_cast<std::uint8_t>(pool::kClaimedBy + participant_.index());
   const std::uint64_t head = lane_.head().load(std::memory_order_acquire);
