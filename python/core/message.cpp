@@ -146,7 +146,7 @@ PyObject* take_region(Message* message, std::size_t number) {
 
 PyObject* take_slot(Message* message, std::size_t number, const shmb_part& part, bool writable) {
   Queue* const queue = message->queue;
-  if (writable && (queue->kind == SHMB_QUEUE_BROADCAST || (queue->flags & SHMB_QUEUE_AT_LEAST_ONCE) != 0))
+  if (writable && queue->kind == SHMB_QUEUE_BROADCAST)
     return raise(SHMB_E_DENIED, "writable=True, but other readers of this queue may have the slot, too");
   shmb_slot slot{};
   shmb_error error{};

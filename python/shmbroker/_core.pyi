@@ -391,7 +391,8 @@ class Message:
         """All parts, one after another, copied."""
     def take(self, number: int = 0, *, writable: bool = False) -> Slot | Region:
         """Moves a slot or region out of the message, which outlives it. A slot's buffer is the part's bytes. writable:
-        for a slot that its sender has handed over (send with move=True): nobody else uses it. A region taken out has
+        for a slot that its sender has handed over (send with move=True): nobody else uses it. After that a message of
+        an at_least_once queue is done, never given back with what was written. A region taken out has
         the rights that its sender gave. Raises Invalid for bytes, and the part's error where it has a status."""
     def done(self) -> None:
         """Through with it. BufferError with live buffers. The end of the object does it, too."""
