@@ -162,9 +162,9 @@ class LaneReceiver {
   enum class Plain { nothing, bytes, slot };
   Plain look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
   std::uint64_t position() const { return position_; }  // of the message that was looked at last
-  bool unclaimed() const;   // claim: whether there is a message that no receiver has claimed
+  bool unclaimed() const;                 // claim: whether there is a message that no receiver has claimed
   std::uint64_t count_unclaimed() const;  // claim: how many of them
-  bool unfinished() const;  // claim: or one that another receiver has claimed and may give back
+  bool unfinished() const;                // claim: or one that another receiver has claimed and may give back
   // Call it after keeping the slots of the message. False (drop-oldest only): the message was overwritten meanwhile and
   // counts as lost. Then undo() what was kept and look again.
   bool confirm();
