@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mpmc queue of the broker, in a pool of its own, as the processes of one program share it.
+
+Each process has one handle with both ends. No lock is shared: a process may be killed at any instruction, and the others
+go on. The pool goes with its last process; so what the dead have left is free, and messages nobody can take any more.
+"""
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from multiprocessing import context, process, util
+from queue import Empty
+
+from .. import _core, errors
+from . import message, place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Slots for what does not fit into a cell: bytes, how many at once, how many at most.
+CLASSES = ((512, 64, 4096), (8192, 16, 2048), (65536, 4, 512), (place.SLOT, 1, 64))
+CELLS = 256
+INLINE = 120
+PROCESSES = 64
+
+
+class Channel:
+    of_parent = False  # in a child: all that comes is from its parent
+
+    def __init__(self, cells: int = CELLS, *, room: bool = False, at_least_once: bool = False) -> None:
+        session, self._address = place.home()
+        lanes = PROCESSES * 2 if room else PROCESSES
+        # A cell is 8 bytes and its inline bytes; a lane has a header of its own.
+        lane_bytes = PROCESSES * (cells * (INLINE + 8) + 4096) + (PROCESSES * 8192 if room else 0)
+        self._settings = {"cells": cells, "at_least_once": at_least_once}
+        self.pool = session.create_pool(CLASSES, lanes=lanes, queues=2, lane_bytes=lane_bytes)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: _core.Queue | None = None
+        _channels.add(self)
+        util.register_after_fork(self, Channel._fork)
+
+    def _fork(self) -> None:
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> Any:
+        context.assert_spawning(self)
+        keep_for_child(self.pool)
+        return self._address, self.pool.id, self._settings
+
+    def __setstate__(self, state: Any) -> None:
+        self._address, pool, self._settings = state
+        session = place.visit(self._address)
+        try:
+            self.pool = session.open_pool(pool)
+        except errors.Error as error:
+            raise place.whole(error)
+        self._prepare()
+
+    def open(self) -> _core.Queue:
+        """The handle of this process. A process that never uses the queue has none: each reader has to look at the lane
+        of a writer that has died before the lane is free for another one."""
+        queue = self._queue
+        if queue is not None:
+            return queue
+        with self._lock:
+            if self._queue is None:
+                try:
+                    self._queue = self.pool.queue("items", kind="mpmc", role="both", inline_bytes=INLINE,
+                                                  **self._settings)
+                except errors.Error as error:
+                    raise place.whole(error)
+            return self._queue
+
+    def send(self, parts: Any, timeout: float | None, kind: int = 0) -> None:
+        """Raises Full or Timeout where the lane of this process has no room."""
+        queue = self._queue or self.open()
+        try:
+            if kind:
+                queue.send(parts, timeout, type=kind)
+            else:
+                queue.send(parts, timeout)
+        except errors.PeerGone:
+            self._resend(queue, parts, timeout, kind)
+
+    @staticmethod
+    def _resend(queue: _core.Queue, parts: Any, timeout: float | None, kind: int) -> None:
+        """A reader has died: the others, or this process, take what comes."""
+        while True:
+            try:
+                return queue.send(parts, timeout, type=kind)
+            except errors.PeerGone:
+                pass
+
+    def receive(self, timeout: float | None) -> _core.Message:
+        """The next message. Raises queue.Empty, and EOFError where nobody is left who could send one."""
+        queue = self._queue or self.open()
+        try:
+            return queue.receive(timeout)
+        except errors.Timeout:
+            raise Empty from None
+        except errors.PeerGone:
+            pass
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._orphan()
+            try:
+                return queue.receive(None if end is None else max(0.0, end - time.monotonic()))
+            except errors.Timeout:
+                raise Empty from None
+            except errors.PeerGone:
+                pass
+
+    def _orphan(self) -> None:
+        if parent_has_ended() and (self.of_parent or self.pool.info().participants == 1):
+            raise EOFError("the parent process has ended, and nobody is left who could put something into this queue")
+
+    def let_go(self) -> None:
+        """Gives back what this process holds for messages that have been taken."""
+        try:
+            (self._queue or self.open()).drain(0)
+        except (errors.Full, errors.PeerGone):
+            pass  # not all of them were taken
+
+    def depth(self) -> int:
+        return (self._queue or self.open()).info().depth
+
+    def close(self) -> None:
+        """Leaves. What was sent stays for the others."""
+        with self._lock:
+            queue, self._queue = self._queue, None
+            if queue is not None:
+                queue.close()
+            self.pool = None  # goes with its last user, which may be a child that starts
+
+
+def parent_has_ended() -> bool:
+    parent = process.parent_process()
+    return parent is not None and not parent.is_alive()
+
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def in_use() -> list[Any]:
+    """What a child that is forked now may look at."""
+    return [channel.pool for channel in list(_channels)] + message.held()
+
+
+def keep_for_child(thing: Any) -> None:
+    """Keeps it open until the child that is being started has ended, because it may not have opened it before."""
+    popen = context.get_spawning_popen()
+    if popen is not None:
+        popen.__dict__.setdefault("_shmbroker_kept", []).append(thing)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One object as one message of a queue: a stream, and behind it the buffers that its pickle refers to.
+
+A message that was made holds all that it sends. So a put fails in its caller, before anything is sent, or arrives whole.
+"""
+from __future__ import annotations
+
+import time
+import weakref
+
+from .. import _core, errors
+from . import memory, pickling, place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .channel import Channel
+
+_PATIENCE = 0.2  # seconds
+
+
+class Outgoing:
+    """What to give to `Queue.send`, and the arrays that go with it."""
+
+    __slots__ = ("parts", "handed")
+
+    def __init__(self, obj: Any, channel: Channel) -> None:
+        self.handed: list[_core.Region] = []
+        chunks, buffers = pickling.dump(obj)
+        size = pickling.length(chunks)
+        if not buffers and size <= place.SLOT >> 4:
+            self.parts = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return
+        try:
+            if size <= place.SLOT >> 4:
+                parts = [b"".join(chunks)]
+            else:
+                room = _room(channel, size)
+                pickling.fill(room, chunks)
+                parts = [_part(room)]
+            while buffers:
+                view = buffers.pop(0)
+                region = memory.handed(view)
+                if region is None:
+                    room = _room(channel, view.nbytes)
+                    with memoryview(room) as target:
+                        target[:] = view
+                    parts.append(_part(room))
+                else:
+                    self.handed.append(region)
+                    parts.append(_part(region))
+        except BaseException:
+            self.fail()
+            raise
+        self.parts = parts
+
+    def fail(self) -> None:
+        """It was not sent."""
+        for region in self.handed:
+            memory.take_back(region)
+
+
+def _room(channel: Channel, size: int) -> _core.Slot | _core.Region:
+    """A slot where the pool has one that is free; else a region. OutOfShared where there is no memory for that."""
+    if size <= place.SLOT:
+        try:
+            return channel.pool.acquire(size, timeout=0)
+        except errors.Full:
+            pass
+    try:
+        return place.new_region(size)
+    except errors.OutOfShared:
+        # Regions that have been received and dropped may still be held by the lane they came through.
+        end = time.monotonic() + _PATIENCE
+        while True:
+            channel.let_go()
+            try:
+                return place.new_region(size)
+            except errors.OutOfShared:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(0.02)
+
+
+def _part(room: _core.Slot | _core.Region) -> Any:
+    return _core.Part(room, write=True) if isinstance(room, _core.Region) else room
+
+
+_held: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def held() -> list[Any]:
+    """The slots of arrays that were received here and are in use."""
+    return list(_held)
+
+
+def load(message: _core.Message) -> Any:
+    """The object. Its buffers are the caller's alone; they go back with the last array on them."""
+    count = len(message)
+    if count == 1:
+        with memoryview(message) as stream:
+            obj = pickling.loads(stream)
+        message.done()
+        return obj
+    buffers = [message.take(number, writable=True) for number in range(1, count)]
+    _held.update(buffers)
+    with memoryview(message) as stream:
+        obj = pickling.loads(stream, buffers=buffers)
+    del buffers
+    message.done()
+    return obj

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the queues of this program live: one session for each group, shared by all queues of a process.
+
+The first queue of a program makes a group, unless SHMBROKER_GROUP names one. Queues, connections and processes that are
+pickled carry the broker's socket and the group's variable, so children are in the group of their parent, whatever their
+start method. A forked child uses the session that it inherits. The group ends with its last process, however that ends.
+"""
+from __future__ import annotations
+
+import os
+import threading
+
+from .. import _core, errors
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SMALL = 4096  # bytes; smaller buffers stay in the pickle
+SLOT = 1 << 20  # bytes; a larger buffer goes as a region
+
+Address = tuple  # (socket, group variable): what a child needs to be in the same group at the same broker
+
+_lock = threading.Lock()
+_places: dict[Address, _core.Session] = {}
+_home: Address | None = None
+
+
+def _fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_fork)
+
+
+def _connect(address: Address) -> _core.Session:
+    socket, group = address
+    return _core.connect(socket, group=group, no_group=True)
+
+
+def _answers(session: _core.Session) -> bool:
+    try:
+        session.ping()
+    except (errors.SessionLost, errors.GroupEnded):
+        return False
+    return True
+
+
+def home(*, ask: bool = True) -> tuple[_core.Session, Address]:
+    """The session in which this process makes its queues. ask: makes a new one where its broker has gone."""
+    global _home
+    with _lock:
+        if _home is not None:
+            session = _places.get(_home)
+            if session is None:
+                session = _places[_home] = _connect(_home)
+            if not ask or _answers(session):
+                return session, _home
+            del _places[_home]
+            _home = None
+        variable = os.environ.get("SHMBROKER_GROUP")
+        if variable:
+            session = _core.connect()
+        else:
+            session = _core.connect(no_group=True)
+            name = f"mp-{os.getpid()}-{os.urandom(4).hex()}"
+            group = session.create_group(name)
+            session.join(group)
+            variable = _core.group_variable(name, group.token)
+        _home = (session.info().socket, variable)
+        _places[_home] = session
+        return session, _home
+
+
+def address() -> Address | None:
+    """What a child needs to be in the same group; None: no queue was made here."""
+    return _home
+
+
+def adopt(address: Address | None) -> None:
+    """In a child process: its queues are to be in the group of its parent."""
+    global _home
+    if _home is None:
+        _home = address
+
+
+def visit(address: Address) -> _core.Session:
+    """The session of another process' queue. It is also where a child process makes its own queues."""
+    global _home
+    with _lock:
+        session = _places.get(address)
+        if session is not None and session.info().lost:
+            session = None
+        if session is None:
+            session = _places[address] = _connect(address)
+        if _home is None:
+            _home = address
+        return session
+
+
+def new_region(size: int) -> _core.Region:
+    """Memory for one hand-over. What was written there before is still in it."""
+    session, _ = home(ask=False)
+    return session.create(size, many_writers=True, uninitialised=True)
+
+
+def whole(error: errors.Error) -> errors.Error:
+    """The error with the advice that fits queues, where it is about the 64 processes of a pool."""
+    if isinstance(error, errors.OutOfShared) and error.slot == "participants":
+        error.sentence += " A queue is shared by at most 64 processes: use several queues, or a Pool."
+    return error

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pool: that of the standard library over our queues, which also tells of tasks whose worker died.
+
+A worker writes on a board which task it has, before the queue forgets that task. When a worker has ended, all results that
+it had sent are taken first. If its task is still open then, the task fails with WorkerDied. A task that a worker had not
+noted yet goes to another worker. So each task has one outcome, and nobody waits for ever.
+"""
+from __future__ import annotations
+
+import multiprocessing.pool as _base
+import multiprocessing.queues
+import os
+import struct
+import threading
+from multiprocessing import ProcessError, context, util
+from multiprocessing.pool import *  # noqa: F403
+from queue import Empty
+
+from .. import _core, errors
+from . import message, place
+from .channel import Channel, parent_has_ended
+from .queues import SimpleQueue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_MOST = 60  # workers; a queue is shared by at most 64 processes
+_TASK = struct.Struct("=q")
+_WAKE = "wake"
+_NOBODY = (-1, 0, None)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_base, name)
+
+
+class WorkerDied(ProcessError):
+    """The worker process ended while it ran the task. What the task had done by then is not known."""
+
+    def __init__(self, pid: int | None, exitcode: int | None) -> None:
+        super().__init__(pid, exitcode)
+        self.pid, self.exitcode = pid, exitcode
+
+    def __str__(self) -> str:
+        if self.exitcode is not None and self.exitcode < 0:
+            how = f"was killed by signal {-self.exitcode}"
+        else:
+            how = f"ended with exit code {self.exitcode}"
+        return f"the worker process {self.pid} {how} while it ran this task. Other tasks go on with a new worker"
+
+
+class Board:
+    """A region with one place for each worker: job + 1 and number of its task, or 0."""
+
+    def __init__(self) -> None:
+        session, self._address = place.home()
+        self._region = session.create(4096, many_writers=True)
+        self._view = memoryview(self._region)
+        self._view[:] = bytes(4096)
+
+    def __getstate__(self) -> Any:
+        context.assert_spawning(self)
+        return self._address, tuple(self._region.id)
+
+    def __setstate__(self, state: Any) -> None:
+        self._address, identity = state
+        self._region = place.visit(self._address).attach(_core.RegionId(identity), write=True)
+        self._view = memoryview(self._region)
+
+    def note(self, number: int, job: int, index: int) -> None:
+        _TASK.pack_into(self._view, number * 16 + 8, index)
+        _TASK.pack_into(self._view, number * 16, job + 1)
+
+    def clear(self, number: int) -> None:
+        _TASK.pack_into(self._view, number * 16, 0)
+
+    def read(self, number: int) -> tuple[int, int] | None:
+        job, = _TASK.unpack_from(self._view, number * 16)
+        index, = _TASK.unpack_from(self._view, number * 16 + 8)
+        return (job - 1, index) if job else None
+
+
+class Tasks:
+    """The queue of tasks. A message carries its job and number outside its pickle."""
+
+    def __init__(self) -> None:
+        self._channel = Channel(at_least_once=True)
+
+    def put(self, task: Any) -> None:
+        kind = 0 if task is None else ((task[0] + 1) & 0xFFFFFFFF) << 32 | task[1] & 0xFFFFFFFF
+        outgoing = message.Outgoing(task, self._channel)
+        try:
+            self._channel.send(outgoing.parts, None, kind)
+        except BaseException:
+            outgoing.fail()
+            raise
+
+    def look(self) -> None:
+        """A look at the queue, which gives back the lanes of workers that have ended."""
+        self._channel.depth()
+
+    def begin(self) -> bool:
+        """In a worker: its parent sends everything. False: the parent has ended already."""
+        self._channel.of_parent = True
+        self._channel.depth()  # from here on the end of the parent ends a wait
+        return not parent_has_ended()
+
+    def get(self, board: Board, number: int) -> Any:
+        """The next task, noted on the board. EOFError: the parent has ended."""
+        received = self._channel.receive(None)
+        kind = received.type
+        if kind == 0:
+            received.done()
+            return None
+        job, index = (kind >> 32) - 1, kind & 0xFFFFFFFF
+        board.note(number, job, index)
+        try:
+            return message.load(received)
+        except Exception as error:  # it cannot be unpickled here: that is the outcome of this task
+            try:
+                received.done()
+            except errors.Error:
+                pass
+            return job, index, _raise, (error,), {}
+
+    def drop(self) -> bool:
+        """Throws the next one away, if there is one."""
+        try:
+            self._channel.receive(0).done()
+            return True
+        except Empty:
+            return False
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def worker(inqueue: Tasks, outqueue: SimpleQueue, board: Board, number: int, initializer: Any = None, initargs: Any = (),
+           maxtasks: int | None = None, wrap_exception: bool = False) -> None:
+    """Runs tasks until there are no more."""
+    if maxtasks is not None and not (isinstance(maxtasks, int) and maxtasks >= 1):
+        raise AssertionError(f"Maxtasks {maxtasks!r} is not valid")
+    if not inqueue.begin():
+        return
+    if initializer is not None:
+        initializer(*initargs)
+    completed = 0
+    while maxtasks is None or completed < maxtasks:
+        try:
+            task = inqueue.get(board, number)
+        except (EOFError, OSError):
+            util.debug("worker got EOFError or OSError -- exiting")
+            break
+        if task is None:
+            util.debug("worker got sentinel -- exiting")
+            break
+        job, index, function, args, kwds = task
+        try:
+            result: Any = (True, function(*args, **kwds))
+        except Exception as error:
+            if wrap_exception and function is not _base._helper_reraises_exception:
+                error = _base.ExceptionWithTraceback(error, error.__traceback__)
+            result = (False, error)
+        try:
+            outqueue.put((job, index, result, number))
+        except Exception as error:
+            wrapped = _base.MaybeEncodingError(error, result[1])
+            util.debug("Possible encoding error while sending result: %s" % wrapped)
+            outqueue.put((job, index, (False, wrapped), number))
+        board.clear(number)
+        task = job = index = result = function = args = kwds = None
+        completed += 1
+    util.debug("worker exiting after %d tasks" % completed)
+
+
+class _Workers(list):
+    """The pool's list of processes: tells when one is taken out because it has ended."""
+
+    ended: Any = None
+
+    def __delitem__(self, index: Any) -> None:
+        gone = self[index]
+        super().__delitem__(index)
+        if self.ended is not None:
+            self.ended(gone)
+
+
+class _PoolContext:
+    """The context as the standard library's Pool uses it: its own wake-ups need no shared memory."""
+
+    def __init__(self, ctx: Any, pool: Pool) -> None:
+        self._ctx = ctx
+        self._numbers = pool._numbers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def SimpleQueue(self) -> Any:
+        return multiprocessing.queues.SimpleQueue(ctx=self._ctx)
+
+    def Process(self, *, target: Any, args: Any) -> Any:
+        return self._numbers.process(self._ctx, args)
+
+
+class _Numbers:
+    """Which place on the board each worker has."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free = list(range(255, -1, -1))
+        self.board = Board()
+
+    def process(self, ctx: Any, args: Any) -> Any:
+        with self._lock:
+            number = self._free.pop()
+        inqueue, outqueue, *rest = args
+        made = ctx.Process(target=worker, args=(inqueue, outqueue, self.board, number, *rest))
+        made._shmbroker_number = number
+        return made
+
+    def free(self, number: int) -> None:
+        self.board.clear(number)
+        with self._lock:
+            self._free.append(number)
+
+
+class _Results:
+    """The outcomes of tasks, for the thread that hands them out: what workers sent, and what the dead did not send."""
+
+    def __init__(self, tasks: Tasks, queue: SimpleQueue, numbers: _Numbers) -> None:
+        self._tasks, self._queue, self._numbers = tasks, queue, numbers
+        self._dead: list[Any] = []
+        self._failed: set[tuple[int, int]] = set()
+        self._last: dict[int, tuple[int, int]] = {}  # which task each worker has finished
+
+    def ended(self, gone: Any) -> None:
+        self._dead.append(gone)
+        self._queue.put(_WAKE)
+
+    def get(self) -> Any:
+        """The next outcome; where there is none for anybody, that of a job that there is not."""
+        try:
+            task = self._queue._reader.take(0 if self._dead else None)
+        except Empty:  # what the dead had sent has been taken
+            return self._bury(self._dead.pop(0)) or _NOBODY
+        if task is None:
+            return None
+        if task == _WAKE:
+            return _NOBODY
+        job, index, result, number = task
+        self._last[number] = (job, index)
+        return _NOBODY if (job, index) in self._failed else (job, index, result)
+
+    def _bury(self, gone: Any) -> Any:
+        self._tasks.look()
+        number = gone._shmbroker_number
+        task = self._numbers.board.read(number)
+        finished = self._last.pop(number, None)
+        self._numbers.free(number)
+        if task is None or task == finished:
+            return None
+        self._failed.add(task)
+        return task[0], task[1], (False, WorkerDied(gone.pid, gone.exitcode))
+
+
+class Pool(_base.Pool):
+    """As multiprocessing.pool.Pool. Arguments and results with large buffers travel in shared memory."""
+
+    def __init__(self, processes: int | None = None, initializer: Any = None, initargs: Any = (),
+                 maxtasksperchild: int | None = None, context: Any = None) -> None:
+        self._pool: Any = []
+        self._state = _base.INIT
+        if context is None:
+            from .context import _default_context
+            context = _default_context.get_context()
+        if processes is None:
+            processes = min(os.cpu_count() or 1, _MOST)
+        elif processes > _MOST:
+            raise ValueError(f"a pool has at most {_MOST} workers, because its queues are shared by at most 64 processes; "
+                             f"{processes} were asked for. Use several pools")
+        self._numbers = _Numbers()
+        super().__init__(processes, initializer, initargs, maxtasksperchild, _PoolContext(context, self))
+
+    def _setup_queues(self) -> None:
+        self._inqueue = Tasks()
+        self._outqueue = SimpleQueue(ctx=self._ctx)
+        self._inqueue.look()  # workers learn of the end of a process that has used it
+        results = _Results(self._inqueue, self._outqueue, self._numbers)
+        self._pool = _Workers()
+        self._pool.ended = results.ended
+        self._quick_put = self._inqueue.put
+        self._quick_get = results.get
+
+    def _get_sentinels(self) -> list[Any]:
+        return [self._change_notifier._reader]
+
+    @staticmethod
+    def _help_stuff_finish(inqueue: Any, task_handler: Any, size: int) -> None:
+        util.debug("removing tasks from inqueue until task handler finished")
+        while task_handler.is_alive() and inqueue.drop():
+            pass
+

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an unbounded queue has taken and its lane has no room for yet.
+
+A lane has a fixed number of cells, and `put` of an unbounded queue never waits for readers. So the rest stays with the
+process that put it, in order, and a thread sends it as room comes. There is no thread until then, and it ends when all is
+sent. A process waits for it at its end, as it waits for the feeder thread of the standard library.
+"""
+from __future__ import annotations
+
+import collections
+import threading
+from multiprocessing import util
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .channel import Channel
+    from .message import Outgoing
+
+
+class Unsent:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.fork()
+
+    def fork(self) -> None:
+        """In a forked child: what is unsent is the parent's."""
+        self._lock = threading.Lock()
+        self._waiting: collections.deque[Outgoing] = collections.deque()
+        self._thread: threading.Thread | None = None
+        self._finalizer: Any = None
+        self._failure: BaseException | None = None
+        self._wait_at_exit = True
+        self._then: Any = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, outgoing: Outgoing) -> None:
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._waiting.append(outgoing)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="shmbroker-unsent", daemon=True)
+                try:
+                    self._thread.start()
+                except BaseException:
+                    self._thread = None
+                    self._waiting.pop()
+                    raise
+                if self._wait_at_exit:
+                    self._finalizer = util.Finalize(None, self._thread.join, exitpriority=-5)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._channel.send(self._waiting[0].parts, None)
+            except BaseException as error:  # the broker has gone: the next put and the end of the process tell it
+                with self._lock:
+                    self._failure = error
+                    self._end()
+                return
+            with self._lock:
+                self._waiting.popleft()
+                if not self._waiting:
+                    self._end()
+                    return
+
+    def _end(self) -> None:
+        self._thread = None
+        if self._finalizer is not None:
+            self._finalizer.cancel()
+            self._finalizer = None
+        if self._then is not None:
+            self._then()
+
+    def close(self, then: Any) -> None:
+        """Calls `then` once all is sent, or cannot be sent."""
+        with self._lock:
+            if self._thread is None:
+                then()
+            else:
+                self._then = then
+
+    def join(self) -> None:
+        thread = self._thread
+        if thread is not None and self._wait_at_exit:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def cancel(self) -> None:
+        """The process does not wait for it at its end; what is unsent then is lost."""
+        with self._lock:
+            self._wait_at_exit = False
+            if self._finalizer is not None:
+                self._finalizer.cancel()
+                self._finalizer = None

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the child processes of the test_mp_*.py run: importable under its own name for spawn and forkserver."""
+import os
+import pickle
+import signal
+import sys
+import time
+
+import numpy
+
+
+def echo(tasks, results):
+    """Sends back what comes, until None."""
+    while (obj := tasks.get()) is not None:
+        results.put(obj)
+
+
+def facts(tasks, results):
+    """What an array is like where it arrives."""
+    while (array := tasks.get()) is not None:
+        results.put((array.shape, str(array.dtype), float(array.sum()), array.flags.writeable, array.flags.f_contiguous))
+        array = None
+
+
+def put_and_end(queue, objects):
+    for obj in objects:
+        queue.put(obj)
+
+
+def put_and_die(queue, objects):
+    for obj in objects:
+        queue.put(obj)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def put_for_ever(queue, number):
+    count = 0
+    while True:
+        queue.put((number, count, bytes(200)))
+        count += 1
+
+
+def get_for_ever(queue, got):
+    while True:
+        queue.get()
+        got.put(1)
+
+
+def get_one_and_wait(queue, ready):
+    held = [queue.get() for _ in range(queue.qsize())]
+    ready.put(len(held))
+    time.sleep(1000)
+
+
+def get_interrupted(queue, told):
+    told.put("ready")
+    for _ in range(2):
+        try:
+            queue.get()
+        except KeyboardInterrupt:
+            told.put("interrupted")
+
+
+def fill_interrupted(queue, told):
+    told.put("ready")
+    try:
+        while True:
+            queue.put(1)
+    except KeyboardInterrupt:
+        told.put("interrupted")
+
+
+def put_numbers(queue, start, count):
+    for number in range(start, start + count):
+        queue.put(number)
+
+
+def watch_size(queue, told, seconds):
+    most, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        most = max(most, queue.qsize())
+    told.put(most)
+
+
+def make_queue(told):
+    """A child's own queue is in its parent's group."""
+    from shmbroker import mp
+    from shmbroker.mp import place
+    mp.Queue()
+    told.put(place.address())
+
+
+def send_arrays(connection, count):
+    for number in range(count):
+        connection.send(numpy.full(100000, number))
+    connection.close()
+
+
+def sum_of(array):
+    return float(array.sum())
+
+
+def add_one(array):
+    array += 1
+    return array
+
+
+def large(number):
+    return numpy.full(50000, number)
+
+
+def die(number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def square(number):
+    return number * number
+
+
+def cannot_return(number):
+    return lambda: number
+
+
+def raise_odd(number):
+    raise Odd("a", number)
+
+
+class Odd(Exception):
+    """Its constructor takes other arguments than those that its pickle gives back."""
+
+    def __init__(self, text, number):
+        super().__init__(text)
+
+
+class NotPicklable:
+    def __reduce__(self):
+        raise RuntimeError("this cannot be pickled")
+
+
+class NotUnpicklable:
+    def __reduce__(self):
+        return _refuse, ()
+
+
+def _refuse():
+    raise RuntimeError("this cannot be unpickled")
+
+
+class OnlyHere:
+    """Unpickled elsewhere it is not found: its module name leads nowhere."""
+
+
+OnlyHere.__module__ = "a_module_that_only_the_sender_has"
+
+
+class ForksInPickle:
+    def __reduce__(self):
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        return os.waitstatus_to_exitcode, (os.waitpid(child, 0)[1],)
+
+
+def main_module_name(told):
+    told.put(sys.modules["__main__"].__name__)
+
+
+def unpickle(data):
+    return pickle.loads(data)
