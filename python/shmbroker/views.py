@@ -127,7 +127,7 @@ def tool() -> str:
     given = os.environ.get("SHMBROKER_TOOL")
     if given:
         return given
-    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "shmbroker")
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shmbroker")
     found = here if os.access(here, os.X_OK) else shutil.which("shmbroker")
     if found is None:
         raise errors.NotFound("the command shmbroker is missing: it is neither in this package nor along PATH. Install "
