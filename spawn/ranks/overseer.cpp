@@ -531,11 +531,22 @@ class Overseer {
   // A time that a rank reports is used only as far as it can be true.
   static std::int64_t past(std::int64_t time) { return std::clamp<std::int64_t>(time, 0, sys::now_monotonic()); }
 
-  static void falls(Rank& rank, Unpacker& in) {
+  void falls(Rank& rank, Unpacker& in) {
     const std::int64_t when = past(in.number<std::int64_t>()), heard = past(in.number<std::int64_t>());
     if (rank.fell != 0) return;
     rank.fell = std::max<std::int64_t>(when, 1);
     rank.heard = std::min(std::max(rank.heard, heard), rank.fell);
+    for (Rank& other : ranks_)
+      if (&other != &rank) put_death_before(other, rank.fell);
+  }
+
+  // The message of a throw has come after a death. If the dead rank may have died before that throw, it did: its death
+  // was ready before the message was. The time of a death is that of the look that found it, which may be too late.
+  void put_death_before(Rank& dead, std::int64_t fell) {
+    if (dead.time < fell || dead.alive >= fell) return;
+    for (Failure& one : failures_found_)
+      if (one.rank == plan_.rank(dead.local) && one.time == dead.time) one.time = fell - 1;
+    dead.time = fell - 1;
   }
 
   void hear_zygote() {
@@ -571,7 +582,7 @@ class Overseer {
       if (const auto early = early_.find(rank.pid); early != early_.end()) {
         rank.reaped = true;
         rank.how = early->second;
-        rank.time = sys::now_monotonic();
+        rank.time = rank.alive = sys::now_monotonic();
         deaths_.push_back(rank.local);
       }
       if (rank.reaped) continue;  // it ended before its adoption
@@ -595,7 +606,7 @@ class Overseer {
       rank.reaped = true;
       rank.how = child;
       if (rank.pidfd) return;
-      rank.time = sys::now_monotonic();
+      rank.time = rank.alive = sys::now_monotonic();
       deaths_.push_back(rank.local);
       return;
     }
@@ -603,30 +614,25 @@ class Overseer {
     if (zygote_.pid > 0 && !zygote_.reaped) early_[child.pid] = child;
   }
 
-  // A death gets the time at which it is seen here. A rank whose message comes after a death in the same list threw
-  // later, even if it reports an earlier time. The time of the death may be too late: the death came before this look.
+  // A death gets the time at which it is seen here, and the time of the look before, at which the rank was alive.
   void note_order() {
-    const std::size_t seen_before = deaths_.size();
+    const std::int64_t now = sys::now_monotonic();
     epoll_event events[64];
     for (;;) {
       const int count = order_ ? ::epoll_wait(order_.get(), events, std::size(events), 0) : 0;
       for (int i = 0; i < count; ++i) {
         Rank& rank = ranks_[static_cast<std::uint32_t>(events[i].data.u64)];
-        if (events[i].data.u64 >> 32 == Event::death) {
-          rank.time = sys::now_monotonic();
-          deaths_.push_back(rank.local);
+        if (events[i].data.u64 >> 32 != Event::death) {
+          hear_rank(rank);
           continue;
         }
-        const bool had_fallen = rank.fell != 0;
-        hear_rank(rank);
-        if (had_fallen || rank.fell == 0) continue;
-        for (std::size_t dead = seen_before; dead < deaths_.size(); ++dead) {
-          std::int64_t& time = ranks_[static_cast<std::size_t>(deaths_[dead])].time;
-          time = std::min(time, rank.fell - 1);
-        }
+        rank.time = sys::now_monotonic();
+        rank.alive = order_known_;
+        deaths_.push_back(rank.local);
       }
-      if (count < static_cast<int>(std::size(events))) return;
+      if (count < static_cast<int>(std::size(events))) break;
     }
+    order_known_ = now;
   }
 
   void take_deaths() {
@@ -780,6 +786,7 @@ class Overseer {
        lent_ = false;
   std::int64_t voluntary_ = plan_.voluntary;
   std::int64_t others_have_ = 0, ending_since_ = INT64_MAX;
+  std::int64_t order_known_ = 0;  // the last time at which all deaths until then were known
   std::optional<std::int64_t> failed_at_, start_deadline_;
 };
 

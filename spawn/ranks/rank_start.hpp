@@ -28,7 +28,8 @@ struct Rank {
   bool reaped = false, ended = false;  // reaped: the kernel gave its status; ended: that was processed
   bool told_to_end = false;            // it was signalled before it died
   sys::ChildExit how;
-  std::int64_t time = 0;  // of its death
+  std::int64_t time = 0;   // of its death
+  std::int64_t alive = 0;  // the last time before its death at which it was seen alive
   Failure words;          // of `throwing` and `raised`
   std::string result;
 };
