@@ -306,7 +306,8 @@ enum shmbw_create_flags {
   SHMBW_CREATE_NAME_AT_PUBLISH = 1 << 5,
   SHMBW_CREATE_RECYCLED_ONLY = 1 << 6,
   SHMBW_CREATE_HEAP = 1 << 7,
-  SHMBW_CREATE_KNOWN = 255,
+  SHMBW_CREATE_NAME_WITH_HOLDERS = 1 << 11,
+  SHMBW_CREATE_KNOWN = 2303,
 };
 
 enum shmbw_created_flags {
@@ -383,7 +384,8 @@ enum shmbw_region_flags {
   SHMBW_REGION_WRITE_OPEN = 1 << 4,
   SHMBW_REGION_GPU = 1 << 5,
   SHMBW_REGION_HEAP = 1 << 6,
-  SHMBW_REGION_KNOWN = 127,
+  SHMBW_REGION_NAME_WITH_HOLDERS = 1 << 7,
+  SHMBW_REGION_KNOWN = 255,
 };
 
 enum shmbw_group_state_flags {
@@ -402,7 +404,8 @@ enum shmbw_pool_flags {
   SHMBW_POOL_NAMED = 1 << 3,
   SHMBW_POOL_BROKEN = 1 << 4,
   SHMBW_POOL_REPLACE = 1 << 5,
-  SHMBW_POOL_KNOWN = 63,
+  SHMBW_POOL_NAME_WITH_HOLDERS = 1 << 6,
+  SHMBW_POOL_KNOWN = 127,
 };
 
 enum shmbw_pool_leave_flags {
@@ -815,7 +818,7 @@ struct shmbw_status_reply {
 struct shmbw_pool_create {
   uint64_t group; /* group id, 0: the session's own */
   int64_t keep; /* with flag keep_given, as in create */
-  uint32_t flags; /* pool flags: keep_given, replace (the pool that has the name loses it) */
+  uint32_t flags; /* pool flags: keep_given, replace (the pool that has the name loses it), name_with_holders (the name goes with the last participant) */
   uint32_t slots; /* most slots it will ever have, all segments together; 0: queues only */
   uint32_t lanes; /* 0: 64 */
   uint32_t queues; /* 0: 16 */

@@ -83,6 +83,8 @@ std::string what_becomes_of_it(const RegionFacts& facts) {
   if (record.freed_at != 0) return format_duration(record.keep) + " after the end of its group, which has ended";
   if (record.pool != 0) return "goes with its pool";
   if (facts.region.name.empty()) return "goes with its last holder and ticket";
+  if ((record.flags & SHMBW_REGION_NAME_WITH_HOLDERS) != 0)
+    return "goes with its last holder and ticket, and its name too";
   if (record.keep < 0) return "stays until released";
   return record.keep == 0 ? "loses its name when its group ends, and goes with its last holder and ticket"
                           : "stays " + format_duration(record.keep) + " after the end of its group";

@@ -84,8 +84,13 @@ Result<std::uint64_t> enter_group(const Session& session, const std::string& wan
   // it is the session's group, where `cat NAME` searches
   if (wanted.empty() && in_a_group()) return session.info().group;
   shmb_error failure{};
-  const std::string name = wanted.empty() ? default_group() : wanted;
   std::uint64_t id = 0;
+  if (wanted.empty()) {
+    if (shmb_group_join_user(session.get(), session.timeout(), &id, &failure) != SHMB_OK)
+      return std::unexpected(failed(failure));
+    return id;
+  }
+  const std::string& name = wanted;
   if (names::is_group_id(name) || name.contains(':')) {
     if (shmb_group_join(session.get(), name.c_str(), 0, session.timeout(), &id, &failure) != SHMB_OK)
       return std::unexpected(failed(failure));

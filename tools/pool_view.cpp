@@ -19,6 +19,7 @@ std::string counted(std::uint64_t value, const char* noun) {
 
 std::string keep_sentence(const PoolRow& row) {
   if (row.name.empty()) return "goes with its last participant";
+  if ((row.record.flags & SHMBW_POOL_NAME_WITH_HOLDERS) != 0) return "goes with its last participant, and its name too";
   if (row.record.keep < 0) return "stays until its group is released";
   return row.record.keep == 0 ? "loses its name when its group ends, and ends with it"
                               : "stays " + format_duration(row.record.keep) + " after the end of its group";

@@ -114,7 +114,11 @@ std::string age_text(std::int64_t boottime) {
   return age < second ? "0s" : format_duration(age - age % second);
 }
 
-std::string default_group() { return "shell-" + std::to_string(::geteuid()); }
+std::string default_group() {
+  char name[SHMB_MAX_NAME + 1];
+  shmb_user_group(name);
+  return name;
+}
 
 bool in_a_group() {
   const char* variable = std::getenv("SHMBROKER_GROUP");

@@ -2,11 +2,15 @@
 // The C ABI's sessions, groups, tokens and events. Regions are in c_api_regions.cpp.
 #include "client/c_api/c_api.hpp"
 
+#include <unistd.h>
+
 #include <cstdint>
+#include <cstdio>
 #include <string_view>
 
 #include "client/session/connect.hpp"
 #include "client/session/strategy.hpp"
+#include "client/session/user_group.hpp"
 #include "client/session/version.hpp"
 #include "client/session/words.hpp"
 #include "proto/names.hpp"
@@ -279,6 +283,21 @@ int shmb_group_join(shmb_session* session, const char* group, uint32_t flags, in
     auto known = session_of(session);
     if (!known) return std::unexpected(known.error());
     auto joined = (*known)->join_group(text_or_empty(group), flags, Deadline::after(timeout_ns));
+    if (!joined) return std::unexpected(joined.error());
+    if (id != nullptr) *id = *joined;
+    return {};
+  });
+}
+
+void shmb_user_group(char name[SHMB_MAX_NAME + 1]) noexcept {
+  (void)std::snprintf(name, SHMB_MAX_NAME + 1, "shell-%u", unsigned{::geteuid()});
+}
+
+int shmb_group_join_user(shmb_session* session, int64_t timeout_ns, uint64_t* id, shmb_error* error) noexcept {
+  return guarded(error, [&]() -> Result<void> {
+    auto known = session_of(session);
+    if (!known) return std::unexpected(known.error());
+    auto joined = join_user_group(**known, Deadline::after(timeout_ns));
     if (!joined) return std::unexpected(joined.error());
     if (id != nullptr) *id = *joined;
     return {};

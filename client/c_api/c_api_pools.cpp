@@ -25,8 +25,8 @@ int shmb_pool_create(shmb_session* session, const shmb_pool_options* options, sh
     auto wanted = read_options(options);
     if (!wanted) return std::unexpected(wanted.error());
     if (pool == nullptr) return shmb::error(Status::invalid, "no place for the pool was given");
-    constexpr std::uint32_t flags =
-        SHMB_POOL_KEEP_GIVEN | SHMB_POOL_SMALL_PAGES | SHMB_POOL_NO_POPULATE | SHMB_POOL_REPLACE;
+    constexpr std::uint32_t flags = SHMB_POOL_KEEP_GIVEN | SHMB_POOL_SMALL_PAGES | SHMB_POOL_NO_POPULATE |
+                                    SHMB_POOL_REPLACE | SHMB_POOL_NAME_WITH_HOLDERS;
     if ((wanted->flags & ~flags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of a pool");
     if (wanted->class_count > SHMB_MAX_SIZE_CLASSES)
       return shmb::error(Status::invalid,
@@ -42,6 +42,7 @@ int shmb_pool_create(shmb_session* session, const shmb_pool_options* options, sh
     spec.group = wanted->group;
     if ((wanted->flags & SHMB_POOL_KEEP_GIVEN) != 0) spec.keep = wanted->keep_ns;
     spec.replace = (wanted->flags & SHMB_POOL_REPLACE) != 0;
+    spec.name_with_holders = (wanted->flags & SHMB_POOL_NAME_WITH_HOLDERS) != 0;
     spec.small_pages = (wanted->flags & SHMB_POOL_SMALL_PAGES) != 0;
     spec.no_populate = (wanted->flags & SHMB_POOL_NO_POPULATE) != 0;
     spec.lanes = wanted->lanes;

@@ -26,7 +26,8 @@
  *    library does not know are zero (else SHMB_E_TOO_NEW). NULL options mean all defaults. Unknown flags are refused.
  *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no
  *    leading dot.
- *  - An address is "UID:GROUP/NAME", "GROUP/NAME" (own uid) or "NAME" (the session's own group); GROUP may be "@id".
+ *  - An address is "UID:GROUP/NAME", "GROUP/NAME" (own uid) or "NAME"; GROUP may be "@id". A NAME is looked up in the
+ *    session's own group, and where that does not have it in the user's group, "shell-<uid>" (shmb_group_join_user).
  *  - A signal does not end a call, except in a thread that has asked for it with shmb_thread_interruptible.
  *  - A session is lost for good when the broker goes away (SHMB_E_SESSION_LOST): mappings stay valid, calls that need
  *    the broker fail at once, and the caller connects again when it likes.
@@ -425,6 +426,14 @@ SHMB_API int shmb_group_join(shmb_session* session, const char* group, uint32_t 
                              shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_group_join_token(shmb_session* session, const uint8_t token[16], uint32_t flags, int64_t timeout_ns,
                                    uint64_t* id, shmb_error* error) SHMB_NOEXCEPT;
+/** Writes the name of the user's group, "shell-<uid>" for the effective uid of this process, with NUL. Programs that
+ * were started apart meet in that group. */
+SHMB_API void shmb_user_group(char name[SHMB_MAX_NAME + 1]) SHMB_NOEXCEPT;
+/** The session becomes a member of the user's group. Where there is no such group it is made. It keeps its regions for
+ * 1 h after its last member has left. `shmbroker put` does the same. id may be NULL. Errors: LIMIT (groups),
+ * GROUP_ENDED. */
+SHMB_API int shmb_group_join_user(shmb_session* session, int64_t timeout_ns, uint64_t* id,
+                                  shmb_error* error) SHMB_NOEXCEPT;
 /** Leaves a group (0: the one the session is in); the next create makes an own unnamed one. A group that the session
  * made and nobody has joined is given up. Errors: NOT_FOUND (it is in no such group). */
 SHMB_API int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns,

@@ -445,7 +445,8 @@ struct CreateOptions {
   std::optional<Keep> keep{};  // none: the default of the group
   bool many_writers = false;
   bool replace = false;
-  bool name_at_publish = false;  // name, keep and replace take effect at publish()
+  bool name_at_publish = false;    // name, keep and replace take effect at publish()
+  bool name_with_holders = false;  // the name goes with the last handle and ticket; without keep
   bool uninitialised = false;
   bool recycle = true;
   bool populate = true;
@@ -816,6 +817,7 @@ class Session {
     if (options.many_writers) c.flags |= SHMB_CREATE_MANY_WRITERS;
     if (options.replace) c.flags |= SHMB_CREATE_REPLACE;
     if (options.name_at_publish) c.flags |= SHMB_CREATE_NAME_AT_PUBLISH;
+    if (options.name_with_holders) c.flags |= SHMB_CREATE_NAME_WITH_HOLDERS;
     if (options.uninitialised) c.flags |= SHMB_CREATE_UNINITIALISED;
     if (!options.recycle) c.flags |= SHMB_CREATE_NO_RECYCLE;
     if (!options.populate) c.flags |= SHMB_CREATE_NO_POPULATE;

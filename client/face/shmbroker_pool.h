@@ -43,10 +43,12 @@ typedef struct shmb_size_class {
 } shmb_size_class;
 
 enum shmb_pool_flag {
-  SHMB_POOL_KEEP_GIVEN = 1 << 0,  /* keep_ns counts; else the group's default */
-  SHMB_POOL_SMALL_PAGES = 1 << 1, /* 4 KiB pages also where huge pages could be had */
-  SHMB_POOL_NO_POPULATE = 1 << 2, /* memory comes at first touch, not at creation */
-  SHMB_POOL_REPLACE = 1 << 3      /* a pool that has the name loses it; its participants go on with it */
+  SHMB_POOL_KEEP_GIVEN = 1 << 0,       /* keep_ns counts; else the group's default */
+  SHMB_POOL_SMALL_PAGES = 1 << 1,      /* 4 KiB pages also where huge pages could be had */
+  SHMB_POOL_NO_POPULATE = 1 << 2,      /* memory comes at first touch, not at creation */
+  SHMB_POOL_REPLACE = 1 << 3,          /* a pool that has the name loses it; its participants go on with it */
+  SHMB_POOL_NAME_WITH_HOLDERS = 1 << 4 /* the pool and its name go with the last participant, however it ended, also in
+                                          a group that lives on. Not with KEEP_GIVEN */
 };
 typedef struct shmb_pool_options {
   size_t size;

@@ -62,6 +62,7 @@ struct PoolOptions {
   std::optional<Keep> keep{};
   bool huge_pages = true;
   bool populate = true;
+  bool name_with_holders = false;       // the pool and its name go with the last participant; without keep
   bool replace = false;                 // a pool with that name loses it; its participants keep using it
   std::uint32_t lanes = 0, queues = 0;  // 0: 64 and 16
   std::uint64_t lane_bytes = 0;         // 0: 1 MiB
@@ -626,6 +627,7 @@ class Pool {
     if (!options.huge_pages) c.flags |= SHMB_POOL_SMALL_PAGES;
     if (!options.populate) c.flags |= SHMB_POOL_NO_POPULATE;
     if (options.replace) c.flags |= SHMB_POOL_REPLACE;
+    if (options.name_with_holders) c.flags |= SHMB_POOL_NAME_WITH_HOLDERS;
     c.group = options.group.value;
     if (options.keep) {
       c.keep_ns = options.keep->nanoseconds();

@@ -12,6 +12,7 @@
 #include "client/region/obtain.hpp"
 #include "client/session/call.hpp"
 #include "client/session/late_reply.hpp"
+#include "client/session/user_group.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::client {
@@ -63,9 +64,18 @@ Result<Answered<SHMBW_OP_POOL_JOIN>> join(Session& session, const Pool::Opening&
     request.flags |= SHMBW_POOL_OWNER_GIVEN;
     request.owner_uid = *address.owner_uid;
   }
-  request.group_len = static_cast<std::uint16_t>(address.group.size());
   request.name_len = static_cast<std::uint16_t>(address.name.size());
-  auto answer = call<SHMBW_OP_POOL_JOIN>(session, request, {address.group, address.name}, deadline);
+  const auto ask = [&](const names::Address& at) {
+    request.group_len = static_cast<std::uint16_t>(at.group.size());
+    return call<SHMBW_OP_POOL_JOIN>(session, request, {at.group, at.name}, deadline);
+  };
+  auto answer = ask(address);
+  if (!answer && answer.error().status == Status::not_found && opening.id == 0)
+    if (const auto second = in_user_group(session, address)) {
+      auto there = ask(*second);
+      if (there || there.error().status != Status::not_found) answer = std::move(there);
+      else answer.error() = in_neither(std::move(answer.error()), *second);
+    }
   if (!answer) return std::unexpected(session.of_broker(std::move(answer.error())));
   return answer;
 }
@@ -130,6 +140,7 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
     request.keep = *spec->keep;
   }
   if (spec->replace) request.flags |= SHMBW_POOL_REPLACE;
+  if (spec->name_with_holders) request.flags |= SHMBW_POOL_NAME_WITH_HOLDERS;
   for (const SizeClass& one : spec->classes) request.slots += one.slots_limit;
   for (const SizeClass& one : spec->later) request.slots += one.slots_limit;
   request.lanes = spec->lanes;

@@ -38,7 +38,7 @@ struct PoolSpec {
   std::vector<SizeClass> classes;
   std::uint64_t group = 0;
   std::optional<std::int64_t> keep;
-  bool small_pages = false, no_populate = false, replace = false;
+  bool small_pages = false, no_populate = false, replace = false, name_with_holders = false;
   std::uint32_t lanes = 0, queues = 0;
   std::uint64_t lane_bytes = 0;
   // Lazy size classes: `slots` is 0, and the first process that needs a slot creates them. Every opener must pass the

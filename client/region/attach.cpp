@@ -9,6 +9,7 @@
 #include "client/region/obtain.hpp"
 #include "client/session/call.hpp"
 #include "client/session/late_reply.hpp"
+#include "client/session/user_group.hpp"
 #include "client/session/views.hpp"
 #include "proto/refusal.hpp"
 
@@ -124,6 +125,30 @@ void attach_batch(const std::shared_ptr<Session>& session, std::span<const Attac
   ready.post(*session);
 }
 
+// What the session's own group does not have is looked up in the user's group.
+void attach_in_places(const std::shared_ptr<Session>& session, std::span<const AttachItem> items, std::int64_t timeout,
+                      std::span<Result<Region::Handle>> out) {
+  attach_batch(session, items, Deadline::after(timeout), out);
+  std::vector<AttachItem> again;
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (out[i] || out[i].error().status != Status::not_found || items[i].target.by != SHMBW_ATTACH_BY_NAME) continue;
+    auto second = in_user_group(*session, items[i].target.address);
+    if (!second) continue;
+    again.push_back(items[i]);
+    again.back().target.address = std::move(*second);
+    places.push_back(i);
+  }
+  if (again.empty()) return;
+  Handles there = unset_handles(again.size());
+  attach_batch(session, again, Deadline::after(timeout), there);
+  for (std::size_t k = 0; k < again.size(); ++k) {
+    auto& first = out[places[k]];
+    if (there[k] || there[k].error().status != Status::not_found) first = std::move(there[k]);
+    else first.error() = in_neither(std::move(first.error()), again[k].target.address);
+  }
+}
+
 Result<void> wait_for(Session::OwnWatch& watch, Result<void> begun, Deadline deadline) {
   if (!begun || watch.state() != 0) return begun;
   auto event = watch.await(deadline);
@@ -152,7 +177,23 @@ Result<void> wait_for_writer(Session& session, const Target& target, Deadline de
   return wait_for(watch, std::move(begun), deadline);
 }
 
+// A session that has no group of its own yet cannot wait for a name in it. It waits in the user's group alone then.
 Result<void> wait_for_name(Session& session, const names::Address& address, Deadline deadline) {
+  if (const auto second = in_user_group(session, address)) {
+    WatchSpec spec;
+    spec.kind = SHMBW_WATCH_KIND_NAME;
+    Session::OwnWatch own(session), of_user(session);
+    spec.address = address.name;
+    auto begun = own.begin(spec, Deadline::after(0));
+    if (!begun && begun.error().status != Status::not_found) return begun;
+    spec.address = second->group + "/" + second->name;
+    if (auto also = of_user.begin(spec, Deadline::after(0)); !also) return also;
+    if ((begun && own.state() != 0) || of_user.state() != 0) return {};
+    Channel::Subscription* const both[] = {&of_user.subscription(), &own.subscription()};
+    auto event = session.await_any(both, deadline);
+    if (!event) return std::unexpected(event.error());
+    return {};
+  }
   WatchSpec spec;
   spec.kind = SHMBW_WATCH_KIND_NAME;
   if (address.owner_uid) spec.address = std::to_string(*address.owner_uid) + ":";
@@ -198,8 +239,7 @@ Handles attach_regions(const std::shared_ptr<Session>& session, std::span<const 
   const std::size_t batch = session->facts().max_batch;
   for (std::size_t first = 0; first < items.size(); first += batch) {
     const std::size_t count = std::min(batch, items.size() - first);
-    attach_batch(session, items.subspan(first, count), Deadline::after(timeout),
-                 std::span(results).subspan(first, count));
+    attach_in_places(session, items.subspan(first, count), timeout, std::span(results).subspan(first, count));
   }
   return results;
 }
@@ -211,7 +251,7 @@ Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, co
   const Deadline writer_deadline = wait == 0 ? Deadline::after(timeout) : Deadline::after(wait);
   for (;;) {
     Handles result = unset_handles(1);
-    attach_batch(session, std::span(&item, 1), Deadline::after(timeout), result);
+    attach_in_places(session, std::span(&item, 1), timeout, result);
     if (result[0]) return std::move(result[0]);
     const Status why = result[0].error().status;
     Result<void> waited;
@@ -231,12 +271,23 @@ Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, co
 Result<void> unname(Session& session, const Target& target, Deadline deadline) {
   if (session.is_local()) return needs_broker("names");
   const auto reach = [&](std::uint32_t rights) -> Result<shmbw_attach_reply> {
-    AttachItem item{target, rights, kAttachUnmapped};
-    auto request = attach_request(item, session.facts().epoch);
-    if (!request) return std::unexpected(request.error());
-    auto answer = call<SHMBW_OP_ATTACH>(session, *request, {target.address.group, target.address.name}, deadline);
-    if (!answer) return std::unexpected(answer.error());
-    return answer->fixed;
+    const auto ask = [&](const Target& at) -> Result<shmbw_attach_reply> {
+      auto request = attach_request({at, rights, kAttachUnmapped}, session.facts().epoch);
+      if (!request) return std::unexpected(request.error());
+      auto answer = call<SHMBW_OP_ATTACH>(session, *request, {at.address.group, at.address.name}, deadline);
+      if (!answer) return std::unexpected(answer.error());
+      return answer->fixed;
+    };
+    auto first = ask(target);
+    if (first || first.error().status != Status::not_found || target.by != SHMBW_ATTACH_BY_NAME) return first;
+    auto address = in_user_group(session, target.address);
+    if (!address) return first;
+    Target second = target;
+    second.address = std::move(*address);
+    auto there = ask(second);
+    if (!there && there.error().status == Status::not_found)
+      return std::unexpected(in_neither(std::move(first.error()), second.address));
+    return there;
   };
   // Asked for writing first: a read-only grant would close writing to a region that is in use.
   auto element = reach(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE | SHMBW_RIGHT_RELEASE);

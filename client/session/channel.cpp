@@ -423,14 +423,23 @@ Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
 }
 
 Result<Event> Channel::await(Subscription& subscription, Deadline deadline) {
+  Subscription* const only[] = {&subscription};
+  return await_any(only, deadline);
+}
+
+Result<Event> Channel::await_any(std::span<Subscription* const> subscriptions, Deadline deadline) {
   Lock lock(mutex_);
   Waiter me;
   event_waiters_.push_back(&me);
-  (void)wait(lock, deadline, me, [&] { return lost_ || !subscription.events.empty(); });
+  const auto full = [&] {
+    return std::ranges::find_if(subscriptions, [](const Subscription* one) { return !one->events.empty(); });
+  };
+  (void)wait(lock, deadline, me, [&] { return lost_ || full() != subscriptions.end(); });
   std::erase(event_waiters_, &me);
-  if (!subscription.events.empty()) {
-    Event first = std::move(subscription.events.front());
-    subscription.events.erase(subscription.events.begin());
+  if (const auto found = full(); found != subscriptions.end()) {
+    std::vector<Event>& events = (*found)->events;
+    Event first = std::move(events.front());
+    events.erase(events.begin());
     return first;
   }
   if (lost_) return lost_error();

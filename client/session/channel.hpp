@@ -150,6 +150,7 @@ class Channel {
   // The first event of `subscription` that was not taken yet. It is moved out, because the leading thread may add more
   // while this one returns. A lost session ends the wait.
   Result<Event> await(Subscription& subscription, Deadline deadline);
+  Result<Event> await_any(std::span<Subscription* const> subscriptions, Deadline deadline);  // the first of any
   void unsubscribe(Subscription& subscription) noexcept;
 
   Result<Event> next_event(Deadline deadline);

@@ -146,6 +146,10 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
     Channel::Subscription subscription_;
   };
 
+  Result<Event> await_any(std::span<Channel::Subscription* const> subscriptions, Deadline deadline) {
+    return channel_.await_any(subscriptions, deadline);
+  }
+
   // Handles enrol so that a forked child can take their leases over.
   std::list<Region*>::iterator enrol_region(Region* region);
   // False: in a forked child that has not called yet, and now has nothing of it to take over. A child that is just

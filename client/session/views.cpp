@@ -5,6 +5,7 @@
 #include <array>
 
 #include "client/session/call.hpp"
+#include "client/session/user_group.hpp"
 #include "proto/names.hpp"
 #include "proto/refusal.hpp"
 
@@ -113,7 +114,7 @@ static Result<RegionRow> only_row(Session& session, const Selection& selection, 
   if (listed->rows.empty()) return std::unexpected(session.of_broker(wire::not_found(sought)));
   return std::move(listed->rows.front());
 }
-Result<RegionRow> find_region(Session& session, const names::Address& address, Deadline deadline) {
+static Result<RegionRow> find_in(Session& session, const names::Address& address, Deadline deadline) {
   Selection selection;
   selection.owner_uid = address.owner_uid;
   selection.name = address.name;
@@ -145,6 +146,17 @@ Result<RegionRow> find_region(Session& session, const names::Address& address, D
   sought.elsewhere = elsewhere;
   return std::unexpected(session.of_broker(wire::not_found(sought)));
 }
+Result<RegionRow> find_region(Session& session, const names::Address& address, Deadline deadline) {
+  auto first = find_in(session, address, deadline);
+  if (first || first.error().status != Status::not_found || session.is_local()) return first;
+  const auto second = in_user_group(session, address);
+  if (!second) return first;
+  auto there = find_in(session, *second, deadline);
+  if (!there && there.error().status == Status::not_found)
+    return std::unexpected(in_neither(std::move(first.error()), *second));
+  return there;
+}
+
 Result<RegionRow> find_region(Session& session, const shmbw_region_ref& region, Deadline deadline) {
   Selection selection;
   selection.region = region;

@@ -47,9 +47,13 @@ Result<void> check_words(const Host& host, const shmbw_create& wish, std::string
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
   if (keep_given)
     if (auto keep = check_keep(host, wish.keep); !keep) return keep;
+  if (keep_given && (wish.flags & SHMBW_CREATE_NAME_WITH_HOLDERS) != 0)
+    return error(Status::invalid, "a name that goes with the last holder is not kept: leave one of the two flags out");
   if (name.empty()) {
     if ((wish.flags & SHMBW_CREATE_REPLACE) != 0) return error(Status::invalid, "replace needs a name");
     if ((wish.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0) return error(Status::invalid, "name_at_publish needs a name");
+    if ((wish.flags & SHMBW_CREATE_NAME_WITH_HOLDERS) != 0)
+      return error(Status::invalid, "name_with_holders needs a name");
     return {};
   }
   return names::check(name, "region name");
@@ -263,6 +267,7 @@ Result<Created> create_region(Regions& regions, Session& session, const shmbw_cr
   region->many_writers = region->seal_sealed;  // in system mode the mode bits bind readers in any case
   region->no_recycle = (wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0;
   region->heap = (wish.flags & SHMBW_CREATE_HEAP) != 0;
+  region->name_with_holders = (wish.flags & SHMBW_CREATE_NAME_WITH_HOLDERS) != 0;
   ++regions.count;
   std::uint32_t rights = wish.rights ? wish.rights : std::uint32_t{SHMBW_RIGHT_KNOWN};
   auto lease = book_lease(regions, session, *region, rights, 1, Reach::lent);

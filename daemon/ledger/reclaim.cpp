@@ -72,10 +72,12 @@ void free_region(Regions& regions, Region& region, bool at_once) {
 }
 
 bool release_region(Regions& regions, Region& region, bool recycle) {
+  if (region.name_with_holders && region.name && region.leases.empty() && region.tickets == 0 && region.pool_holds == 0)
+    region.group->names.remove(region);
   if (region.held()) {
     if (!region.needed()) {
       if (region.pool_holds != 0) regions.on_idle_hold();
-      else if (region.tickets == 0 && region.name == nullptr) ask_for_kept(region);
+      else if (region.tickets == 0 && (region.name == nullptr || region.name_with_holders)) ask_for_kept(region);
     }
     return region.gpu && settle_gpu(regions, region);
   }

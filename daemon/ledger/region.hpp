@@ -58,11 +58,12 @@ struct Region : Hook<Region, OfGroup> {
   bool many_writers : 1 = false;
   bool no_recycle : 1 = false;
   bool dirty_birth : 1 = false;
-  bool was_outside : 1 = false;    // another uid or a session outside the group held a lease: never recycled
-  bool seal_sealed : 1 = false;    // F_SEAL_SEAL since birth
-  bool heap : 1 = false;           // its creator says that it holds a heap
-  Fd fd;                           // empty for memory of a GPU
-  std::unique_ptr<GpuMemory> gpu;  // of GPU regions and timelines
+  bool was_outside : 1 = false;        // another uid or a session outside the group held a lease: never recycled
+  bool seal_sealed : 1 = false;        // F_SEAL_SEAL since birth
+  bool heap : 1 = false;               // its creator says that it holds a heap
+  bool name_with_holders : 1 = false;  // the name does not hold it
+  Fd fd;                               // empty for memory of a GPU
+  std::unique_ptr<GpuMemory> gpu;      // of GPU regions and timelines
   Charge bytes_charge;
   Charge region_charge;
 

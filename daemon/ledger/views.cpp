@@ -21,6 +21,7 @@ std::uint32_t region_flags(const Region& region) {
   if (!region.sealed()) flags |= SHMBW_REGION_WRITE_OPEN;
   if (on_gpu(region)) flags |= SHMBW_REGION_GPU;
   if (region.heap) flags |= SHMBW_REGION_HEAP;
+  if (region.name_with_holders) flags |= SHMBW_REGION_NAME_WITH_HOLDERS;
   return flags;
 }
 

@@ -275,11 +275,16 @@ Pool* find_pool(Pools& pools, std::uint64_t id) {
 }
 
 Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create& wish, std::string_view name) {
-  if ((wish.flags & ~std::uint32_t{SHMBW_POOL_KEEP_GIVEN | SHMBW_POOL_REPLACE}) != 0)
-    return error(Status::unknown_flags, "pool_create takes no flags but keep_given and replace");
+  if ((wish.flags & ~std::uint32_t{SHMBW_POOL_KEEP_GIVEN | SHMBW_POOL_REPLACE | SHMBW_POOL_NAME_WITH_HOLDERS}) != 0)
+    return error(Status::unknown_flags, "pool_create takes no flags but keep_given, replace and name_with_holders");
   const bool replace = (wish.flags & SHMBW_POOL_REPLACE) != 0;
   if (replace && name.empty()) return error(Status::invalid, "replace needs a name");
   const bool keep_given = (wish.flags & SHMBW_POOL_KEEP_GIVEN) != 0;
+  const bool with_holders = (wish.flags & SHMBW_POOL_NAME_WITH_HOLDERS) != 0;
+  if (with_holders && name.empty()) return error(Status::invalid, "name_with_holders needs a name");
+  if (with_holders && keep_given)
+    return error(Status::invalid,
+                 "a name that goes with the last participant is not kept: leave one of the two flags out");
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
   SHMB_TRY_VOID(check_keep(pools.host, wish.keep));
   if (!name.empty()) SHMB_TRY_VOID(names::check(name, "pool name"));
@@ -315,6 +320,7 @@ Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create
 
   Pool& pool = pools.all.try_emplace(id, pools, id, group).first->second;
   pool.name = name;
+  pool.name_with_holders = with_holders;
   pool.owner_uid = group.uid;
   pool.created = pools.host.now();
   pool.keep = keep_given ? wish.keep : group.keep;
@@ -523,6 +529,7 @@ void close_pool(Pools& pools, Pool& pool) {
 }
 
 void settle_pool(Pools& pools, Pool& pool) {
+  if (pool.live() == 0 && pool.name_with_holders) unname_pool(pool);
   if (pool.live() == 0 && pool.name.empty()) destroy(pools, pool);
 }
 

@@ -60,6 +60,7 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repa
   std::uint64_t id;
   Group* group;
   std::string name;  // empty: unnamed
+  bool name_with_holders = false;
   std::int64_t created = 0, keep = 0;
   std::uint32_t owner_uid = 0;
   Fd directory, control;

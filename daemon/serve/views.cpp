@@ -253,6 +253,7 @@ void list_pools(const Request& request, const Filter& filter) {
     record.control_bytes = pool.bytes_charge.amount();
     record.owner_uid = pool.owner_uid;
     if (!pool.name.empty()) record.flags |= SHMBW_POOL_NAMED;
+    if (pool.name_with_holders) record.flags |= SHMBW_POOL_NAME_WITH_HOLDERS;
     if (pool.broken() != pool::Broken::no) record.flags |= SHMBW_POOL_BROKEN;
     record.slots = pool.slots;
     record.slots_limit = pool.view.slots();

@@ -161,6 +161,50 @@ TEST_CASE("a name holds its region without any lease until it is taken away with
   CHECK(a.attach_name("", "n", kWrite).status == Status::not_found);
 }
 
+TEST_CASE("a name with holders goes with the last lease, ticket or process that has it, in a group that lives on") {
+  World world;
+  Client a = world.client(1000), b = world.client(1000);
+  REQUIRE(a.make_group({.name = "g"}).status() == Status::ok);
+  REQUIRE(a.join("g").status() == Status::ok);
+  CHECK(a.create({.flags = SHMBW_CREATE_NAME_WITH_HOLDERS}).status == Status::invalid);
+  CHECK(a.create({.name = "n", .flags = SHMBW_CREATE_NAME_WITH_HOLDERS | SHMBW_CREATE_KEEP_GIVEN}).status ==
+        Status::invalid);
+  const auto made = [&] { return a.create({.name = "n", .flags = SHMBW_CREATE_NAME_WITH_HOLDERS}); };
+  SUBCASE("a release") {
+    Created created = made();
+    Attached other = b.attach_name("g", "n", kWrite);
+    REQUIRE(other.status == Status::ok);
+    CHECK((other.reply.flags & SHMBW_REGION_NAME_WITH_HOLDERS) != 0);
+    CHECK(a.release(created.ref()).status == Status::ok);
+    CHECK(a.create({.name = "n"}).status == Status::exists);
+    CHECK(b.release(created.ref()).status == Status::ok);
+  }
+  SUBCASE("a death") {
+    (void)made();
+    REQUIRE(b.attach_name("g", "n", kWrite).status == Status::ok);
+    b.die();
+    CHECK(a.create({.name = "n"}).status == Status::exists);
+    Client member = world.client(1000);
+    REQUIRE(member.join("g").status() == Status::ok);
+    a.die();
+    CHECK(member.attach_name("g", "n", kWrite).status == Status::not_found);
+    CHECK(member.status().regions == 0);
+    return;
+  }
+  SUBCASE("a ticket") {
+    Created created = made();
+    const auto ticket = Client::ticket_of(a.ticket(created.ref(), kWrite));
+    CHECK(a.release(created.ref()).status == Status::ok);
+    Attached other = b.attach_ticket(ticket, kWrite);
+    REQUIRE(other.status == Status::ok);
+    CHECK(a.create({.name = "n"}).status == Status::exists);
+    CHECK(b.release(created.ref()).status == Status::ok);
+  }
+  CHECK(a.attach_name("g", "n", kWrite).status == Status::not_found);
+  CHECK(a.status().regions == 0);
+  CHECK(a.create({.name = "n"}).status == Status::ok);
+}
+
 TEST_CASE("replace makes the next generation, and the old region keeps its leases but no name") {
   World world;
   Client a = world.client(1000), b = world.client(1000);

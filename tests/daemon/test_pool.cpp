@@ -125,6 +125,22 @@ TEST_CASE("a name is taken once, and says nothing to sessions that may not addre
   CHECK(said(queue_open(stranger, made.pool, "q").error(), id) == said(queue_open(stranger, 999, "q").error(), "999"));
 }
 
+TEST_CASE("a pool whose name goes with its holders leaves nothing in a group that lives on") {
+  World world;
+  Client a = world.client(1000), b = world.client(1000);
+  REQUIRE(a.make_group({.name = "g"}).status() == Status::ok);
+  REQUIRE(a.join("g").status() == Status::ok);
+  REQUIRE(b.join("g").status() == Status::ok);
+  CHECK(pool_create(a, {.flags = SHMBW_POOL_NAME_WITH_HOLDERS}).status() == Status::invalid);
+  PoolClient first = map_pool(pool_create(a, {.name = "n", .flags = SHMBW_POOL_NAME_WITH_HOLDERS}));
+  (void)map_pool(pool_join(b, "", "n"));
+  CHECK(pool_leave(a, first.pool).status() == Status::ok);
+  CHECK(pool_create(a, {.name = "n"}).status() == Status::exists);
+  CHECK(pool_leave(b, first.pool).status() == Status::ok);
+  CHECK(pool_join(a, "", "n").status() == Status::not_found);
+  CHECK(pool_create(a, {.name = "n"}).status() == Status::ok);
+}
+
 TEST_CASE("of 65 participants the last is refused with the pool's number, until one leaves") {
   World world;
   Client maker = world.client();

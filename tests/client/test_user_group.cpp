@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs of one user that were started apart: names are looked up in the session's own group and then in the user's,
+// and what killed programs leave in a group that lives on goes with them if they have said so.
+#include <thread>
+
+#include "client/region/obtain.hpp"
+#include "client/session/user_group.hpp"
+#include "client/session/views.hpp"
+#include "tests/client/pool_support.hpp"
+
+using namespace client_tests;
+using harness::BrokerFixture;
+using shmb::Status;
+using shmb::client::create_regions;
+using shmb::client::join_user_group;
+
+namespace {
+
+shmb::Result<Region::Handle> create(const std::shared_ptr<Session>& session, const std::string& name,
+                                    std::uint32_t flags = 0) {
+  auto item = named(name, 8192);
+  item.flags = flags;
+  return std::move(create_regions(session, std::span(&item, 1), 0)[0]);
+}
+shmb::Result<Region::Handle> attach(const std::shared_ptr<Session>& session, const std::string& address,
+                                    std::int64_t wait = 0) {
+  return shmb::client::attach_region(session, at(address, kReadWrite), 0, wait);
+}
+
+}  // namespace
+
+TEST_CASE("a name that the own group does not have is found in the user's group, by every call that takes a name") {
+  BrokerFixture broker({.expect_empty_books = false});  // the group keeps its names for an hour
+  auto maker = open(broker), user = open(broker);
+  (void)must(join_user_group(*maker, Deadline::after(0)));
+  auto region = must(create(maker, "region"));
+  auto pool = must(make_pool(maker, slots_of("pool", 4096, 1)));
+  auto alone = must(Queue::open_alone(maker, "alone", queue_spec("", Kind::spsc, true, false)));
+  auto own = must(create(user, "own"));  // and with it a group of its own
+  CHECK(must(attach(user, "region"))->ref().id == region->ref().id);
+  CHECK(must(attach(user, "own"))->ref().id == own->ref().id);
+  CHECK(must(find_region(*user, must(shmb::names::parse_region("region")), Deadline::after(0))).record.region.id ==
+        region->ref().id);
+  CHECK(must(try_pool(user, "pool"))->id() == pool->id());
+  {
+    auto writes = must(Queue::open_alone(user, "alone", queue_spec("", Kind::spsc, false, true)));
+    must(writes->send(bytes_of("x"), 0));
+    Message message;
+    must(alone->receive(message, false, 0));
+    CHECK(text_of(message) == "x");
+  }
+  const auto absent = attach(user, "absent");
+  CHECK(status_of(absent) == Status::not_found);
+  CHECK(absent.error().sentence.contains("nor is it in group '" + shmb::client::user_group_name(::geteuid()) + "'"));
+  CHECK(status_of(try_pool(user, "absent")) == Status::not_found);
+  // The own group comes first.
+  auto same = must(create(user, "region"));
+  CHECK(must(attach(user, "region"))->ref().id == same->ref().id);
+  must(same->release(shmb::client::kReleaseUnname));
+  must(unname(*user, must(shmb::client::Target::at("region")), Deadline::after(0)));
+  CHECK(status_of(attach(user, "region")) == Status::not_found);
+}
+
+TEST_CASE("a name is waited for in both groups, also by a session that has no group yet") {
+  BrokerFixture broker;
+  auto maker = open(broker), user = open(broker), stranger = open(broker);
+  (void)must(join_user_group(*maker, Deadline::after(0)));
+  auto own = must(create(user, "own"));
+  for (const auto& waiter : {user, stranger}) {
+    shmb::Result<Region::Handle> found = shmb::error(Status::system, "");
+    std::thread waits([&] { found = attach(waiter, "late", kForever); });
+    auto made = must(create(maker, "late"));
+    waits.join();
+    CHECK(must(std::move(found))->ref().id == made->ref().id);
+    must(made->release(shmb::client::kReleaseUnname));
+  }
+  shmb::Result<Region::Handle> found = shmb::error(Status::system, "");
+  std::thread waits([&] { found = attach(user, "late", kForever); });
+  auto made = must(create(user, "late"));
+  waits.join();
+  CHECK(must(std::move(found))->ref().id == made->ref().id);
+}
+
+TEST_CASE("killed programs leave no name behind that goes with its holders, and the group lives on") {
+  BrokerFixture broker;
+  auto member = open(broker);
+  (void)must(join_user_group(*member, Deadline::after(0)));
+  harness::Gate ready;
+  auto child = harness::Child::run([&] {
+    auto session = try_open(broker.socket());
+    STEP(1, session && join_user_group(**session, Deadline::after(0)));
+    auto region = create(*session, "region", SHMBW_CREATE_NAME_WITH_HOLDERS);
+    STEP(2, region);
+    PoolSpec spec = slots_of("pool", 4096, 1);
+    spec.name_with_holders = true;
+    auto pool = make_pool(*session, spec);
+    STEP(3, pool);
+    ready.open();
+    for (;;) ::pause();
+    return 0;
+  });
+  REQUIRE(ready.wait());
+  {
+    auto region = must(attach(member, "region"));
+    auto pool = must(try_pool(member, "pool"));
+    child.kill();
+    CHECK(child.wait() == 128 + SIGKILL);
+    CHECK(must(attach(member, "region"))->ref().id == region->ref().id);  // as long as somebody has them
+    CHECK(must(try_pool(member, "pool"))->id() == pool->id());
+  }
+  CHECK(comes_true([&] { return status_of(attach(member, "region")) == Status::not_found; }));
+  CHECK(comes_true([&] { return status_of(try_pool(member, "pool")) == Status::not_found; }));
+}
