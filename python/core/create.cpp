@@ -83,9 +83,10 @@ bool furnish(shmb_region* region, const Memory& memory, shmb_error& error) {
   return false;
 }
 
-Signature<13> create_names = signature("create", 1, 1,
-                                       {"size", "name", "group", "keep", "many_writers", "replace", "uninitialised",
-                                        "name_at_publish", "recycle", "populate", "huge", "numa", "timeout"});
+Signature<14> create_names =
+    signature("create", 1, 1,
+              {"size", "name", "group", "keep", "many_writers", "replace", "uninitialised", "name_at_publish",
+               "recycle", "populate", "huge", "numa", "timeout", "name_with_holders"});
 Signature<10> create_many_names = signature("create_many", 1, 1,
                                             {"sizes", "group", "keep", "many_writers", "uninitialised", "recycle",
                                              "populate", "huge", "timeout", "return_errors"});
@@ -98,13 +99,15 @@ PyObject* session_create(PyObject* self, PyObject* const* given, Py_ssize_t coun
   shmb_create_options options{};
   options.size = sizeof(options);
   bool keep = false, many_writers = false, replace = false, uninitialised = false, at_publish = false, recycle = true;
+  bool with_holders = false;
   Memory memory;
   if (!arguments || !to_number(arguments[0], "size", length) || !to_text(arguments[1], "name", options.name) ||
       !to_number(arguments[2], "group", options.group) || !to_keep(arguments[3], keep, options.keep_ns) ||
       !to_flag(arguments[4], many_writers) || !to_flag(arguments[5], replace) ||
       !to_flag(arguments[6], uninitialised) || !to_flag(arguments[7], at_publish) || !to_flag(arguments[8], recycle) ||
       !to_flag(arguments[9], memory.populate) || !memory.read(arguments[10], arguments[11], options.flags) ||
-      !to_wait(arguments[12], Wait::broker, options.timeout_ns))
+      !to_wait(arguments[12], Wait::broker, options.timeout_ns) ||
+      !to_name_with_holders(as<Session>(self), arguments[13], options.name, keep, options.group, with_holders))
     return nullptr;
   shmb_session* const session = session_of(self);
   if (session == nullptr) return nullptr;
@@ -112,6 +115,7 @@ PyObject* session_create(PyObject* self, PyObject* const* given, Py_ssize_t coun
   if (many_writers) options.flags |= SHMB_CREATE_MANY_WRITERS;
   if (replace) options.flags |= SHMB_CREATE_REPLACE;
   if (uninitialised) options.flags |= SHMB_CREATE_UNINITIALISED;
+  if (with_holders) options.flags |= SHMB_CREATE_NAME_WITH_HOLDERS;
   if (at_publish) options.flags |= SHMB_CREATE_NAME_AT_PUBLISH;
   if (!recycle) options.flags |= SHMB_CREATE_NO_RECYCLE;
   shmb_region* region = nullptr;

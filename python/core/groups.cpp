@@ -83,7 +83,9 @@ PyObject* session_join(PyObject* self, PyObject* const* given, Py_ssize_t count,
                            : shmb_group_join(session, group.name, 0, left, &id, &error);
   });
   if (status == kRaised) return nullptr;
-  return status == SHMB_OK ? PyLong_FromUnsignedLongLong(id) : raise(error);
+  if (status != SHMB_OK) return raise(error);
+  as<Session>(self)->names_with_holders = false;  // another group has its own lifetimes
+  return PyLong_FromUnsignedLongLong(id);
 }
 
 PyObject* session_leave(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {

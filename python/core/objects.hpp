@@ -21,8 +21,13 @@ struct Session {
   PyObject_HEAD PyObject* weak;
   shmb_session* handle;
   Calls calls;
+  bool names_with_holders;  // what it makes under a name goes with its last holder, unless the call says otherwise
   void finish();
 };
+
+// Whether a name goes with its last holder: as the call says, else as the session does where no keep is given.
+bool to_name_with_holders(Session* session, PyObject* said, const char* name, bool keep, std::uint64_t group,
+                          bool& with_holders);
 
 // The address range of an open slot or region, by which `find` finds it from a buffer.
 struct Range {

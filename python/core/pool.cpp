@@ -202,19 +202,20 @@ void drop(PoolHandle* pool) {
 }
 
 PyObject* session_create_pool(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
-  static Signature<11> create_names = signature(
-      "create_pool", 1, 0,
-      {"classes", "name", "group", "keep", "lanes", "queues", "lane_bytes", "replace", "populate", "huge", "timeout"});
+  static Signature<12> create_names = signature("create_pool", 1, 0,
+                                                {"classes", "name", "group", "keep", "lanes", "queues", "lane_bytes",
+                                                 "replace", "populate", "huge", "timeout", "name_with_holders"});
   const Arguments arguments(create_names, given, count, names);
   shmb_pool_options options{};
   options.size = sizeof(options);
-  bool keep = false, replace = false, populate = true, huge = true;
+  bool keep = false, replace = false, populate = true, huge = true, with_holders = false;
   if (!arguments || !to_text(arguments[1], "name", options.name) || !to_number(arguments[2], "group", options.group) ||
       !to_keep(arguments[3], keep, options.keep_ns) || !to_number(arguments[4], "lanes", options.lanes) ||
       !to_number(arguments[5], "queues", options.queues) ||
       !to_number(arguments[6], "lane_bytes", options.lane_bytes) || !to_flag(arguments[7], replace) ||
       !to_flag(arguments[8], populate) || (arguments[9] != Py_None && !to_flag(arguments[9], huge)) ||
-      !to_wait(arguments[10], Wait::broker, options.timeout_ns))
+      !to_wait(arguments[10], Wait::broker, options.timeout_ns) ||
+      !to_name_with_holders(as<Session>(self), arguments[11], options.name, keep, options.group, with_holders))
     return nullptr;
   std::array<shmb_size_class, SHMB_MAX_SIZE_CLASSES> classes{};
   if (arguments[0] != nullptr && arguments[0] != Py_None) {
@@ -231,7 +232,8 @@ PyObject* session_create_pool(PyObject* self, PyObject* const* given, Py_ssize_t
   shmb_session* const session = session_of(self);
   if (session == nullptr) return nullptr;
   options.flags = (keep ? unsigned{SHMB_POOL_KEEP_GIVEN} : 0U) | (replace ? unsigned{SHMB_POOL_REPLACE} : 0U) |
-                  (populate ? 0U : unsigned{SHMB_POOL_NO_POPULATE}) | (huge ? 0U : unsigned{SHMB_POOL_SMALL_PAGES});
+                  (populate ? 0U : unsigned{SHMB_POOL_NO_POPULATE}) | (huge ? 0U : unsigned{SHMB_POOL_SMALL_PAGES}) |
+                  (with_holders ? unsigned{SHMB_POOL_NAME_WITH_HOLDERS} : 0U);
   shmb_pool* pool = nullptr;
   shmb_error error{};
   const int status = wait_in(as<Session>(self), options.timeout_ns, [&](std::int64_t left) {

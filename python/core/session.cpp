@@ -146,7 +146,21 @@ PyObject* enter(PyObject* self, PyObject*) { return session_of(self) == nullptr 
 
 PyObject* get_closed(PyObject* self, void*) { return PyBool_FromLong(as<Session>(self)->calls.closed); }
 
+PyObject* get_names_with_holders(PyObject* self, void*) {
+  return PyBool_FromLong(as<Session>(self)->names_with_holders);
+}
+int set_names_with_holders(PyObject* self, PyObject* value, void*) {
+  bool on = false;
+  if (value == nullptr || !to_flag(value, on)) {
+    if (value == nullptr) PyErr_SetString(PyExc_AttributeError, "names_with_holders cannot be deleted");
+    return -1;
+  }
+  as<Session>(self)->names_with_holders = on;
+  return 0;
+}
+
 PyGetSetDef properties[] = {{"closed", get_closed, nullptr, nullptr, nullptr},
+                            {"names_with_holders", get_names_with_holders, set_names_with_holders, nullptr, nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 constexpr int kFast = METH_FASTCALL | METH_KEYWORDS;
@@ -239,6 +253,12 @@ PyMethodDef functions[] = {{"connect", as_function(connect), METH_FASTCALL | MET
 void Session::finish() {
   shmb_session* const ended = std::exchange(handle, nullptr);
   if (ended != nullptr) shmb_disconnect(ended);
+}
+
+bool to_name_with_holders(Session* session, PyObject* said, const char* name, bool keep, std::uint64_t group,
+                          bool& with_holders) {
+  with_holders = session->names_with_holders && name != nullptr && !keep && group == 0;
+  return said == Py_None || to_flag(said, with_holders);
 }
 
 bool add_session(PyObject* module) {

@@ -42,19 +42,22 @@ def connect(socket: str | None = None, *, group: str | None = None, program: str
 
     - `group`: "NAME:TOKEN", the name of a group of this user (made if there is none), or "" for an unnamed one of its own
     - SHMBROKER_GROUP, which `shmbroker run` sets
-    - the group `shell-UID` of this user, where programs that were started apart meet. It keeps its names for an hour
+    - the group `shell-UID` of this user, where programs that were started apart meet. What is made there under a name
+      goes with its last holder, unless it is made with `keep=` or `name_with_holders=False`
     """
     token = group if group and len(group.rpartition(":")[2]) == 32 and ":" in group else None
     session = _connect(socket, group=token, program=program, local=local, start=start, admin=admin,
                        no_group=group is not None and token is None, timeout=timeout)
     try:
-        if group is None and not _os.environ.get("SHMBROKER_GROUP"):
+        users = group is None and not _os.environ.get("SHMBROKER_GROUP")
+        if users:
             group, token = f"shell-{_os.geteuid()}", None
         if group and token is None and not admin and session.info().mode != "local":
             if group.startswith("@") or ":" in group:
                 session.join(group, timeout=timeout)
             else:
                 session.join(session.create_group(group, keep=3600, adopt_existing=True, timeout=timeout), timeout=timeout)
+            session.names_with_holders = users
     except BaseException:
         session.close()
         raise

@@ -180,12 +180,15 @@ def set_sharing_strategy(name: str) -> None: ...
 class Session:
     """A connection to the broker. Any threads may use it at once. A forked child uses it as its own."""
     closed: bool
+    names_with_holders: bool  # the default of name_with_holders where no keep is given; a join sets it to False
     def create(self, size: SupportsIndex, *, name: str | None = None, group: int = 0, keep: Keep = None,
                many_writers: bool = False, replace: bool = False, uninitialised: bool = False,
                name_at_publish: bool = False, recycle: bool = True, populate: bool = True, huge: bool | None = None,
-               numa: int | None = None, timeout: float = 5.0) -> Region:
+               numa: int | None = None, timeout: float = 5.0, name_with_holders: bool | None = None) -> Region:
         """Makes a region and maps it for writing. huge: None: where it can be had; False: 4 KiB pages; True: refused
-        (`Unsupported`) unless all of it is in huge pages. numa: all its memory comes from this node."""
+        (`Unsupported`) unless all of it is in huge pages. numa: all its memory comes from this node.
+        name_with_holders: the region goes with its last holder, name and all, also in a group that lives on; not with
+        keep. None: in the user's group, where no keep is given."""
     def create_many(self, sizes: list[int] | tuple[int, ...], *, group: int = 0, keep: Keep = None,
                     many_writers: bool = False, uninitialised: bool = False, recycle: bool = True,
                     populate: bool = True, huge: bool | None = None, timeout: float = 5.0,
@@ -227,7 +230,7 @@ class Session:
     def create_pool(self, classes: list[tuple[int, int] | tuple[int, int, int]] | tuple[Any, ...] = (), *,
                     name: str | None = None, group: int = 0, keep: Keep = None, lanes: int = 0, queues: int = 0,
                     lane_bytes: int = 0, replace: bool = False, populate: bool = True, huge: bool = True,
-                    timeout: float = 5.0) -> Pool:
+                    timeout: float = 5.0, name_with_holders: bool | None = None) -> Pool:
         """classes: (slot_size, slots) or (slot_size, slots, slots_limit) each."""
     def open_pool(self, where: str | int, *, read_only: bool = False, wait: Timeout = 0, timeout: float = 5.0) -> Pool:
         """By address or by id."""

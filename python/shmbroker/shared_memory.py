@@ -114,7 +114,7 @@ class SharedMemory:
     @staticmethod
     def _create(place: str, size: int) -> Region:
         # many_writers: else the first read-only user, such as `shmbroker cat`, would close writing for ever.
-        return _ask(lambda session: session.create(size, name=place, many_writers=True))
+        return _ask(lambda session: session.create(size, name=place, many_writers=True, name_with_holders=False))
 
     def __enter__(self) -> SharedMemory:
         return self

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import threading
+import time
 
 import pytest
 import shmbroker
@@ -23,6 +24,28 @@ print(memoryview(region)[0], region.stat().group_name)
     with pytest.raises(shmbroker.NotFound):
         apart.attach("elsewhere")
     assert apart.attach(f"shell-{os.geteuid()}/meeting-place", write=True).id == region.id
+
+
+def test_a_name_in_the_users_group_goes_with_its_last_holder(python, broker):
+    watcher = shmbroker.connect()
+    assert watcher.names_with_holders and not shmbroker.connect(group="elsewhere").names_with_holders
+    python("""
+import os, shmbroker
+session = shmbroker.connect()
+region = session.create(4096, name="of-the-killed")
+pool = session.create_pool([(4096, 1)], name="pool-of-the-killed")
+kept = session.create(4096, name="kept-for-later", keep=60)
+stays = session.create(4096, name="stays-for-now", name_with_holders=False)
+os.kill(os.getpid(), 9)
+""", status=-9)
+    end = time.monotonic() + 30
+    while {"of-the-killed", "pool-of-the-killed"} & {one.name for one in shmbroker.list().regions} or [
+            one for one in shmbroker.list().pools if one["name"] == "pool-of-the-killed"]:
+        assert time.monotonic() < end
+    for gone in (lambda: watcher.attach("of-the-killed"), lambda: watcher.open_pool("pool-of-the-killed")):
+        with pytest.raises(shmbroker.NotFound):
+            gone()
+    assert watcher.attach("kept-for-later").size == watcher.attach("stays-for-now").size == 4096
 
 
 def test_a_group_is_named_by_its_variable_or_by_the_argument(python, broker):
