@@ -30,7 +30,7 @@ struct Rank {
   sys::ChildExit how;
   std::int64_t time = 0;   // of its death
   std::int64_t alive = 0;  // the last time before its death at which it was seen alive
-  Failure words;          // of `throwing` and `raised`
+  Failure words;           // of `throwing` and `raised`
   std::string result;
 };
 
