@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mpmc queue of the broker, in a pool of its own, as the processes of one program share it.
 
-Each process has one handle with both ends. No lock is shared: a process may be killed at any instruction, and the others
+Each process has one handle, with both ends unless it says which one it uses. No lock is shared: a process may be killed at any instruction, and the others
 go on. The pool goes with its last process; so what the dead have left is free, and messages nobody can take any more.
 """
 from __future__ import annotations
@@ -28,6 +28,7 @@ PROCESSES = 64
 
 class Channel:
     of_parent = False  # in a child: all that comes is from its parent
+    _role = "both"
 
     def __init__(self, cells: int = CELLS, *, room: bool = False, at_least_once: bool = False) -> None:
         session, self._address = place.home()
@@ -61,6 +62,14 @@ class Channel:
             raise place.whole(error)
         self._prepare()
 
+    def use_as(self, role: str) -> None:
+        """This process uses only this end, "reader" or "writer". A reader that never reads would keep the lanes of dead
+        writers, and each writer takes one. A child by fork gives up its copy of the parent's handle."""
+        with self._lock:
+            queue, self._queue, self._role = self._queue, None, role
+        if queue is not None:
+            queue.close()
+
     def open(self) -> _core.Queue:
         """The handle of this process. A process that never uses the queue has none: each reader has to look at the lane
         of a writer that has died before the lane is free for another one."""
@@ -70,7 +79,7 @@ class Channel:
         with self._lock:
             if self._queue is None:
                 try:
-                    self._queue = self.pool.queue("items", kind="mpmc", role="both", inline_bytes=INLINE,
+                    self._queue = self.pool.queue("items", kind="mpmc", role=self._role, inline_bytes=INLINE,
                                                   **self._settings)
                 except errors.Error as error:
                     raise place.whole(error)
@@ -140,7 +149,16 @@ class Channel:
 
 def parent_has_ended() -> bool:
     parent = process.parent_process()
-    return parent is not None and not parent.is_alive()
+    return parent is not None and (not parent.is_alive() or _is_dead(parent.pid))
+
+
+def _is_dead(pid: int) -> bool:
+    """is_alive() waits for the end of a pipe, which brothers of this process by fork hold open too."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()

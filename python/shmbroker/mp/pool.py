@@ -101,9 +101,14 @@ class Tasks:
         self._channel.depth()
 
     def begin(self) -> bool:
-        """In a worker: its parent sends everything. False: the parent has ended already."""
+        """In a worker: its parent sends everything. False: the parent has ended already, and the queue with it perhaps."""
         self._channel.of_parent = True
-        self._channel.depth()  # from here on the end of the parent ends a wait
+        self._channel.use_as("reader")
+        try:
+            self._channel.depth()  # from here on the end of the parent ends a wait
+        except errors.Error:
+            if not parent_has_ended():
+                raise
         return not parent_has_ended()
 
     def get(self, board: Board, number: int) -> Any:
@@ -144,6 +149,7 @@ def worker(inqueue: Tasks, outqueue: SimpleQueue, board: Board, number: int, ini
         raise AssertionError(f"Maxtasks {maxtasks!r} is not valid")
     if not inqueue.begin():
         return
+    outqueue._channel.use_as("writer")
     if initializer is not None:
         initializer(*initargs)
     completed = 0
