@@ -34,7 +34,7 @@ def camera(pool):
 
 
 def worker(pool):
-    queue = pool.queue("frames", kind="mpmc", role="reader", wait=30)
+    queue = pool.queue("frames", role="reader", wait=30)  # the queue as the camera makes it
     ranks.barrier()
     seen = 0
     while True:
