@@ -29,7 +29,7 @@ void put_sentence(std::string_view sentence, shmb_error& out) {
   out.sentence[length] = '\0';
 }
 
-// What a call ends with that had no time left, at whatever step it was.
+// The status of a call that had no time left, at any of its steps.
 bool ran_out_of_time(Status status) {
   switch (status) {
     case Status::deadline:

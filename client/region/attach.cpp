@@ -125,7 +125,7 @@ void attach_batch(const std::shared_ptr<Session>& session, std::span<const Attac
   ready.post(*session);
 }
 
-// What the session's own group does not have is looked up in the user's group.
+// A name that the session's own group does not have is looked up in the user's group.
 void attach_in_places(const std::shared_ptr<Session>& session, std::span<const AttachItem> items, std::int64_t timeout,
                       std::span<Result<Region::Handle>> out) {
   attach_batch(session, items, Deadline::after(timeout), out);

@@ -53,7 +53,7 @@ struct Groups {
   List<Shelf, OfLedger> filled_shelves;  // a refusal searches these, not all groups
   std::uint64_t bytes_cached = 0;        // on all shelves
   std::uint64_t last_id = 0;
-  // What else ends with a group stands in higher rooms, which set these: its worlds end; its pools whose keep is over
+  // Higher rooms set these, for the rest that ends with a group: its worlds end; its pools whose keep is over
   // at `now` are closed. Returns when the next of these keeps ends, kNever for none.
   std::function<void(Group& group)> end_worlds = [](Group&) {};
   std::function<std::int64_t(Group& group, std::int64_t now, bool all)> end_pools = [](Group&, std::int64_t, bool) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every registry needs of the process around it: configuration, facts, clock, log, timers, and one pool of memory.
+// The parts of the process that every registry needs: configuration, facts, clock, log, timers, and one pool of memory.
 // One thread needs no lock.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace shmb::daemon {
 struct BrokerFacts {
   shmbw_engine engine = SHMBW_ENGINE_NONE;
   std::string engine_reason;        // why this engine, for `status`
-  std::vector<std::string> losses;  // what is not available and why, one sentence each
+  std::vector<std::string> losses;  // one sentence for each feature that is not available, with the reason
   std::string version;              // "shmbrokerd 0.1.0"
   std::string kernel;               // KernelFeatures::release
   std::uint64_t features = 0;       // shmbw_feature_flags found

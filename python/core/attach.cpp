@@ -8,7 +8,7 @@ namespace shmb::python {
 
 namespace {
 
-// What an argument names. The memory it points to is the argument's, or its own.
+// The region that an argument names. The memory it points to is the argument's, or its own.
 struct Place {
   const char* address = nullptr;
   const std::uint8_t* ticket = nullptr;

@@ -21,7 +21,7 @@ struct Session {
   PyObject_HEAD PyObject* weak;
   shmb_session* handle;
   Calls calls;
-  bool names_with_holders;  // what it makes under a name goes with its last holder, unless the call says otherwise
+  bool names_with_holders;  // default of name_with_holders= in create and create_pool
   void finish();
 };
 
@@ -73,7 +73,7 @@ struct Slot {
   void finish();
 };
 
-// What to send: all or some of `source`.
+// The bytes to send: all or some of `source`.
 struct Part {
   PyObject_HEAD PyObject* source;
   std::uint64_t offset, length;  // length UINT64_MAX: to its end

@@ -114,7 +114,7 @@ PyObject* lend(PyObject*, PyObject* arguments) {
   return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(ticket), sizeof ticket);
 }
 
-struct Bytes {  // what the library has allocated
+struct Bytes {  // memory that the library has allocated
   void* data = nullptr;
   std::uint64_t length = 0;
   ~Bytes() { shmb_bytes_free(data); }

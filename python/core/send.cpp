@@ -126,7 +126,7 @@ class Parts {
 
 Signature<5> send_names = signature("send", 2, 1, {"parts", "timeout", "type", "lifetime", "move"});
 
-// What most sends are: bytes, or one slot. SHMB_E_FULL also where it does not apply or cannot be done at once.
+// The short way for most sends: bytes, or one slot. SHMB_E_FULL also where it does not apply or cannot be done at once.
 int send_at_once(Queue* queue, PyObject* given, shmb_error& error) {
   if (PyBytes_CheckExact(given) != 0) {
     const auto length = static_cast<std::uint64_t>(PyBytes_Size(given));
