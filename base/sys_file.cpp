@@ -97,4 +97,9 @@ Sys<void> set_close_on_exec(int fd) {
   return call_void(Call::dup, [&] { return ::fcntl(fd, F_SETFD, FD_CLOEXEC); });
 }
 
+Sys<void> set_nonblocking(int fd) {
+  SHMB_TRY(flags, call(Call::dup, [&] { return ::fcntl(fd, F_GETFL); }));
+  return call_void(Call::dup, [&] { return ::fcntl(fd, F_SETFL, flags | O_NONBLOCK); });
+}
+
 }  // namespace shmb::sys

@@ -36,5 +36,6 @@ Sys<std::array<Fd, 2>> pipe();                           // read, write; O_CLOEX
 Sys<std::size_t> read(int fd, std::span<std::byte> to);  // once; 0: the end
 Sys<Fd> duplicate_above(int fd, int least);              // F_DUPFD_CLOEXEC
 Sys<void> set_close_on_exec(int fd);                     // for a descriptor that another program made
+Sys<void> set_nonblocking(int fd);                       // the same
 
 }  // namespace shmb::sys

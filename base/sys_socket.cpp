@@ -8,7 +8,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "base/compat.hpp"
 #include "base/result.hpp"
@@ -57,6 +59,22 @@ void take_descriptors(msghdr& message, std::vector<Fd>& fds, Received& received)
 Sys<Fd> seqpacket_socket(bool nonblocking) {
   const int type = SOCK_SEQPACKET | SOCK_CLOEXEC | (nonblocking ? SOCK_NONBLOCK : 0);
   return call_fd(Call::socket, [&] { return ::socket(AF_UNIX, type, 0); });
+}
+
+Sys<Fd> datagram_socket_to(std::string_view address) {
+  sockaddr_un to{};
+  to.sun_family = AF_UNIX;
+  if (address.size() < 2 || (address[0] != '/' && address[0] != '@')) return sys_error(EINVAL);
+  if (address.size() >= sizeof to.sun_path) return sys_error(ENAMETOOLONG);
+  std::memcpy(to.sun_path, address.data(), address.size());
+  // An abstract name is as long as the address says, a path ends with its NUL.
+  const bool abstract = address[0] == '@';
+  if (abstract) to.sun_path[0] = '\0';
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address.size() + (abstract ? 0 : 1));
+  SHMB_TRY(made, call_fd(Call::socket, [] { return ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0); }));
+  SHMB_TRY_VOID(
+      call_void(Call::connect, [&] { return ::connect(made.get(), reinterpret_cast<const sockaddr*>(&to), length); }));
+  return std::move(made);
 }
 
 Sys<void> bind_path(int fd, std::string_view path) {
@@ -181,6 +199,23 @@ bool is_pair_end(int fd) {
     return ask(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 && length == sizeof address.sun_family;
   };
   return unnamed(&::getsockname) && unnamed(&::getpeername);
+}
+
+Sys<SocketFacts> socket_facts(int fd) {
+  SocketFacts facts;
+  int listening = 0;
+  for (auto [option, out] :
+       {std::pair{SO_DOMAIN, &facts.domain}, std::pair{SO_TYPE, &facts.type}, std::pair{SO_ACCEPTCONN, &listening}}) {
+    socklen_t size = sizeof *out;
+    SHMB_TRY_VOID(read_option(fd, option, out, size));
+  }
+  facts.listening = listening != 0;
+  sockaddr_un address{};
+  socklen_t length = sizeof address;
+  if (facts.domain == AF_UNIX && ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 &&
+      length > offsetof(sockaddr_un, sun_path) && address.sun_path[0] == '/')
+    facts.path.assign(address.sun_path, ::strnlen(address.sun_path, length - offsetof(sockaddr_un, sun_path)));
+  return facts;
 }
 
 Sys<int> unread_bytes(int fd) {

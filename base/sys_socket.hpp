@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,6 +20,8 @@ namespace shmb::sys {
 inline constexpr std::size_t kMaxFdsPerMessage = 253;  // SCM_MAX_FD; 254 gives EINVAL
 
 Sys<Fd> seqpacket_socket(bool nonblocking);
+// A datagram socket that sends to `address`: a path, or "@" and a name in the abstract namespace.
+Sys<Fd> datagram_socket_to(std::string_view address);
 // A path over 107 bytes gives ENAMETOOLONG. bind leaves a socket file with the process' umask applied.
 Sys<void> bind_path(int fd, std::string_view path);
 Sys<void> listen(int fd, int backlog);
@@ -55,6 +58,13 @@ Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byt
 // a stream pair. Only sockets are asked. A file behind it is not, so the peer that serves it cannot block the
 // caller.
 bool is_pair_end(int fd);
+// What a socket is that another program made. ENOTSOCK: it is none.
+struct SocketFacts {
+  int domain = 0, type = 0;
+  bool listening = false;
+  std::string path;  // of its file; empty: it has none
+};
+Sys<SocketFacts> socket_facts(int fd);
 Sys<int> unread_bytes(int fd);  // SIOCOUTQ: 0 once the peer has read everything that was sent
 // True: a packet lies unread in this socket, perhaps an empty one, or the kernel does not say. False is a lasting
 // answer only where the socket has been shut down.

@@ -21,6 +21,7 @@
 #include "daemon/start/directory.hpp"
 #include "daemon/start/options.hpp"
 #include "daemon/start/privileges.hpp"
+#include "daemon/start/service_manager.hpp"
 #include "daemon/transport/engine.hpp"
 #include "daemon/transport/transport.hpp"
 
@@ -70,7 +71,14 @@ Result<SystemUser> account_of(const Config& config) {
   return account;
 }
 
-Result<int> serve(Config config, int ready_fd) {
+// The service manager's socket of that name, or one of our own.
+Result<SocketFile> listen_at(ServiceManager& manager, const Config& config, const char* name, const char* file,
+                             unsigned mode) {
+  if (Fd passed = manager.take(name)) return SocketFile(std::move(passed));
+  return SocketFile::create(config.directory + "/" + file, mode);
+}
+
+Result<int> serve(Config config, int ready_fd, ServiceManager& manager) {
   SHMB_TRY(account, account_of(config));
   SHMB_TRY_VOID(prepare_directory(config.directory, config.mode, account.uid, account.gid));
   SHMB_TRY(lowered, lower_privileges(config, account));
@@ -83,6 +91,7 @@ Result<int> serve(Config config, int ready_fd) {
   BrokerFacts facts;
   facts.engine = chosen.io_uring ? SHMBW_ENGINE_IO_URING : SHMBW_ENGINE_EPOLL;
   facts.engine_reason = chosen.reason;
+  if (!manager.loss().empty()) lowered.losses.push_back(manager.loss());
   facts.losses = lowered.losses;
   facts.losses.insert(facts.losses.end(), kernel().losses.begin(), kernel().losses.end());
   facts.version = "shmbrokerd " SHMB_VERSION;
@@ -113,22 +122,26 @@ Result<int> serve(Config config, int ready_fd) {
   if (auto started = waiting.start(); !started) return system_failure(started.error(), "waiting for signals");
 
   SHMB_TRY(socket,
-           SocketFile::create(config.directory + "/socket", config.mode == Mode::system ? config.socket_mode : 0600));
-  SHMB_TRY(admin, SocketFile::create(config.directory + "/admin", 0600));
+           listen_at(manager, config, "broker", "socket", config.mode == Mode::system ? config.socket_mode : 0600));
+  SHMB_TRY(admin, listen_at(manager, config, "admin", "admin", 0600));
   for (auto [file, is_admin] : {std::pair{&socket, false}, std::pair{&admin, true}})
     if (auto listening = transport.listen_on(file->take(), is_admin); !listening)
       return system_failure(listening.error(), "waiting for connections");
 
-  log::line(log::info, "serving " + config.directory +
-                           (config.mode == Mode::system ? " in system mode" : " in private mode") + ", " +
-                           chosen.reason + ", " + std::to_string(lowered.table) + " descriptors");
+  const std::string serving = "serving " + config.directory +
+                              (config.mode == Mode::system ? " in system mode" : " in private mode") + ", " +
+                              chosen.reason + ", " + std::to_string(lowered.table) + " descriptors";
+  log::line(log::info, serving);
   for (const std::string& loss : lowered.losses) log::line(log::notice, loss);
   if (ready_fd >= 0) {
     const char newline = '\n';
     (void)sys::write_all(ready_fd, std::as_bytes(std::span(&newline, 1)));
     ::close(ready_fd);
   }
-  switch (transport.run()) {
+  manager.ready(serving);
+  const Transport::End end = transport.run();
+  manager.stopping(end == Transport::End::failed ? "the event loop failed" : "ending");
+  switch (end) {
     case Transport::End::stopped:
       log::line(log::info, "stopped by a signal");
       return kOk;
@@ -185,8 +198,11 @@ int run(int argc, char** argv) {
   log::set_threshold(options->config.log_priority);
   if (options->config.mode == Mode::private_) log::set_form(log::Form::file);
   for (const std::string& note : options->notes) log::line(log::notice, note);
-  auto served = serve(std::move(options->config), options->ready_fd);
+  auto manager = ServiceManager::from_environment();
+  auto served = manager ? serve(std::move(options->config), options->ready_fd, *manager)
+                        : std::unexpected(std::move(manager.error()));
   if (!served) log::failure(served.error().sentence);
+  if (!served && manager) manager->failed(served.error().sentence);
 #ifdef SHMB_TEST_SEAM
   tell_calls();
 #endif

@@ -139,6 +139,12 @@ Result<SocketFile> SocketFile::create(const std::string& path, unsigned mode) {
   if (!socket) return system_failure(socket.error(), "socket for " + quoted(path));
   if (auto facts = sys::path_facts(path.c_str())) {
     if (!facts->is_socket) return error(Status::system, quoted(path) + " is in the way and is not a socket; remove it");
+    auto other = sys::seqpacket_socket(true);
+    auto answers = other ? sys::connect_path(other->get(), path) : std::unexpected(other.error());
+    if (answers || answers.error().value == EAGAIN)
+      return error(Status::busy, quoted(path) +
+                                     " has a listener that is no shmbrokerd: stop its socket unit (systemctl stop "
+                                     "shmbroker.socket), or let the service manager start the broker");
     if (auto removed = sys::remove_file(path.c_str()); !removed)
       return call_failed(removed.error().value, "removing the stale socket " + quoted(path));
   }

@@ -22,10 +22,13 @@ Result<void> prepare_directory(const std::string& path, Mode mode, std::uint32_t
 
 Result<Fd> lock_directory(const std::string& path);
 
-// A bound, listening socket file. Its end unlinks the file. Create it only under the lock.
+// A bound, listening socket file. Its end unlinks the file. Create it only under the lock. A file that another program
+// listens on is not replaced: under the lock that is no broker, but perhaps a service manager that keeps it for one.
 class SocketFile {
  public:
   static Result<SocketFile> create(const std::string& path, unsigned mode);
+  // A listening socket from the service manager. The file is the manager's, so its end unlinks nothing.
+  explicit SocketFile(Fd passed) : socket_(std::move(passed)) {}
   SocketFile(SocketFile&& other) noexcept;
   SocketFile& operator=(SocketFile&&) = delete;
   ~SocketFile();

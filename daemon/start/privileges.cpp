@@ -121,7 +121,7 @@ Result<Lowered> lower_privileges(const Config& config, const SystemUser& account
       return error(Status::denied, "only root can change to uid " + std::to_string(account.uid) +
                                        ": start as root, or as that user, or give no --user");
     SHMB_TRY_VOID(become(account));
-  } else if (config.mode == Mode::system) {
+  } else if (config.mode == Mode::system && !resource) {
     lowered.losses.push_back("system mode was not started by root: it runs as uid " + std::to_string(account.uid) +
                              " with the limits it found");
   }

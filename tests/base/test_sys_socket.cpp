@@ -427,3 +427,33 @@ TEST_CASE("every socket call can be made to fail") {
   CHECK(sys::shutdown(left.get()).error().value == EIO);
   shmb::fault::clear();
 }
+
+TEST_CASE("what a socket is: family, type, whether it listens, and the path of its file") {
+  const harness::TempDir folder;
+  auto socket = sys::seqpacket_socket(true);
+  REQUIRE(socket);
+  auto facts = sys::socket_facts(socket->get());
+  REQUIRE(facts);
+  CHECK(facts->domain == AF_UNIX);
+  CHECK(facts->type == SOCK_SEQPACKET);
+  CHECK_FALSE(facts->listening);
+  CHECK(facts->path == "");
+  REQUIRE(sys::bind_path(socket->get(), folder.file("socket")));
+  REQUIRE(sys::listen(socket->get(), 1));
+  facts = sys::socket_facts(socket->get());
+  REQUIRE(facts);
+  CHECK(facts->listening);
+  CHECK(facts->path == folder.file("socket"));
+  auto other = sys::event_fd();
+  REQUIRE(other);
+  CHECK(sys::socket_facts(other->get()).error().value == ENOTSOCK);
+}
+
+TEST_CASE("a datagram socket goes to a path or to an abstract name, and to nothing else") {
+  CHECK(sys::datagram_socket_to("").error().value == EINVAL);
+  CHECK(sys::datagram_socket_to("@").error().value == EINVAL);
+  CHECK(sys::datagram_socket_to("relative").error().value == EINVAL);
+  CHECK(sys::datagram_socket_to("/" + std::string(200, 'x')).error().value == ENAMETOOLONG);
+  CHECK(sys::datagram_socket_to("/nowhere/at-all").error().value == ENOENT);
+  CHECK(sys::datagram_socket_to("@shmbroker-no-such-name").error().value == ECONNREFUSED);
+}

@@ -32,7 +32,7 @@ std::string read_text(const std::string& path) {
 }
 
 // Between fork and exec only calls that are safe there: other threads of the test may hold any lock.
-[[noreturn]] void become_broker(std::vector<char*>& words, int log, int ready) {
+[[noreturn]] void become_broker(std::vector<char*>& words, int log, std::vector<int>& passed) {
   ::signal(SIGPIPE, SIG_DFL);
   sigset_t none;
   ::sigemptyset(&none);
@@ -41,8 +41,10 @@ std::string read_text(const std::string& path) {
   ::dup2(null, 0);
   ::dup2(log, 1);
   ::dup2(log, 2);
-  ::dup2(ready, 3);  // also takes CLOEXEC off, unless it is 3 already
-  if (ready == 3) ::fcntl(3, F_SETFD, 0);
+  // First above all numbers in use, because a number that is wanted may belong to another of them. Without CLOEXEC at
+  // the end.
+  for (int& fd : passed) fd = ::fcntl(fd, F_DUPFD_CLOEXEC, 64);
+  for (int at = 3; int fd : passed) ::dup2(fd, at++);
   ::execv(words[0], words.data());
   ::_exit(127);
 }
@@ -65,7 +67,8 @@ BrokerFixture::BrokerFixture(BrokerOptions options) : options_(std::move(options
   directory_ = folder_.file("d");
   socket_ = directory_ + "/socket";
   admin_ = directory_ + "/admin";
-  std::vector<std::string> arguments = {program(),       "--directory", directory_, "--ready-fd",  "3",    "--engine",
+  const std::string ready = std::to_string(3 + options_.sockets.size());
+  std::vector<std::string> arguments = {program(),       "--directory", directory_, "--ready-fd",  ready,  "--engine",
                                         options_.engine, "--idle-exit", "forever",  "--log-level", "debug"};
   if (options_.system) {
     // Other uids have to reach the directory through this one.
@@ -75,13 +78,22 @@ BrokerFixture::BrokerFixture(BrokerOptions options) : options_(std::move(options
     arguments.push_back("--private");
   }
   if (!options_.config.empty()) {
-    write_file(folder_.file("config.toml"), options_.config);
-    arguments.insert(arguments.end(), {"--config", folder_.file("config.toml")});
+    configure(options_.config);
+    arguments.insert(arguments.end(), {"--config", config_file()});
   }
   std::string seam = options_.kernel.empty() ? "" : "pretend_kernel=" + options_.kernel;
   if (!options_.seam.empty()) seam += (seam.empty() ? "" : ";") + options_.seam;
   if (!seam.empty()) arguments.insert(arguments.end(), {"--seam", seam});
   arguments.insert(arguments.end(), options_.arguments.begin(), options_.arguments.end());
+
+  // The shell knows the pid that exec keeps.
+  std::string variables;
+  if (!options_.sockets.empty())
+    variables += " LISTEN_PID=$$ LISTEN_FDS=" + std::to_string(options_.sockets.size()) +
+                 " LISTEN_FDNAMES=" + options_.socket_names;
+  if (!options_.notify.empty()) variables += " NOTIFY_SOCKET=" + options_.notify;
+  if (!variables.empty())
+    arguments.insert(arguments.begin(), {"/bin/sh", "-c", "export" + variables + "; exec \"$0\" \"$@\""});
 
   std::vector<char*> words;
   for (std::string& argument : arguments) words.push_back(argument.data());
@@ -90,8 +102,10 @@ BrokerFixture::BrokerFixture(BrokerOptions options) : options_(std::move(options
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return;
   shmb::Fd reader = shmb::Fd::adopt(ends[0]), writer = shmb::Fd::adopt(ends[1]);
+  std::vector<int> passed = options_.sockets;
+  passed.push_back(writer.get());
   pid_ = ::fork();
-  if (pid_ == 0) become_broker(words, log.get(), writer.get());
+  if (pid_ == 0) become_broker(words, log.get(), passed);
   writer.reset();
   char newline = 0;
   pollfd entry{reader.get(), POLLIN, 0};
@@ -127,6 +141,12 @@ int BrokerFixture::stop() {
   ::kill(pid_, SIGTERM);
   return wait_end();
 }
+
+void BrokerFixture::reload() {
+  if (pid_ > 0) ::kill(pid_, SIGHUP);
+}
+
+void BrokerFixture::configure(const std::string& text) const { write_file(config_file(), text); }
 
 int BrokerFixture::wait_end() {
   if (pid_ <= 0) return -1;

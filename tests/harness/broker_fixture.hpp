@@ -22,6 +22,9 @@ struct BrokerOptions {
   std::string config;                  // text of a configuration file
   std::string seam;                    // more for --seam: "fail=accept:EMFILE:1"
   std::vector<std::string> arguments;  // more options
+  std::vector<int> sockets;            // passed as a service manager does: LISTEN_FDS
+  std::string socket_names;            // LISTEN_FDNAMES
+  std::string notify;                  // NOTIFY_SOCKET
   bool expect_empty_books = true;      // false: regions may be left at the end (kept ones, held by other processes)
   bool expect_exit_0 = true;
 };
@@ -46,8 +49,11 @@ class BrokerFixture {
   // The parts of the books that are not empty, in words; "" when all are (waits a moment: an end is seen
   // asynchronously).
   std::string books(int milliseconds = 30'000) const;
-  void kill();                   // SIGKILL: it owes nothing at the end
-  int stop();                    // SIGTERM; the exit status, or 128 + signal, or -1 when it did not end
+  void kill();    // SIGKILL: it owes nothing at the end
+  int stop();     // SIGTERM; the exit status, or 128 + signal, or -1 when it did not end
+  void reload();  // SIGHUP
+  void configure(const std::string& text) const;  // writes its configuration file anew
+  std::string config_file() const { return folder_.file("config.toml"); }
   int wait_end();                // of a broker that ends by itself; the same values
   static std::string program();  // the broker under test
 
