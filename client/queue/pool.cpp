@@ -168,14 +168,14 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
   made->begin(place.participant, place.life);
   enrol(*made, true);
   made->enrolled_ = true;
-  session->note_pool(made, false);
+  session->note_pool(made->id_, made, false);
   for (const SizeClass& one : spec->classes) made->classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
   made->expect(spec->later);
   for (const SizeClass& one : spec->classes)
     if (auto added = made->add_segment(one.slot_size, one.slots, one.slots_limit, timeout); !added)
       return std::unexpected(added.error());
   made->leave_flags_ = 0;
-  session->note_pool(made, true);
+  session->note_pool(made->id_, made, true);
   return made;
 }
 
@@ -247,7 +247,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   if (opening.id == 0 && opening.later.empty())
     if (auto whole = joined->await_whole(settled); !whole) return std::unexpected(whole.error());
   (void)joined->attach_segments(0);  // a failure here is retried when a slot of the segment is met
-  session->note_pool(joined, true);
+  session->note_pool(joined->id_, joined, true);
   return joined;
 }
 

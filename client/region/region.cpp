@@ -43,7 +43,7 @@ Region::Region(std::shared_ptr<Session> session, RegionFacts facts, Mapping mapp
       mapping_(std::move(mapping)),
       own_fd_(std::move(own_fd)),
       kept_(std::move(kept)),
-      place_(session_->enrol_region(this)),
+      place_(session_->enrol_lease(*this)),
       forks_at_birth_(forks_seen()),
       serial_(last_serial.fetch_add(1, std::memory_order_relaxed) + 1),
       state_(facts.state),
@@ -396,7 +396,7 @@ Result<void> Region::release(std::uint32_t flags) {
   const bool unnames = (flags & kReleaseUnname) != 0 && !session_->is_local();
   // A forked child that makes no other call has no lease to give back. But only a session can remove a name.
   if (unnames) (void)session_->enter();
-  const bool leased = session_->withdraw_region(place_);
+  const bool leased = session_->withdraw_lease(place_);
   if (auto rest = held_.lock(); rest && rest->here()) return leave_to(*rest, flags);
   mapping_.reset();
   kept_.reset();

@@ -67,7 +67,7 @@ struct RegionFacts {
   bool small_pages = false, name_at_publish = false;  // as the creator asked for
 };
 
-class Region : public std::enable_shared_from_this<Region> {
+class Region final : public HeldLease, public std::enable_shared_from_this<Region> {
  public:
   using Handle = std::shared_ptr<Region>;
 
@@ -78,8 +78,8 @@ class Region : public std::enable_shared_from_this<Region> {
 
   RegionFacts facts() const;  // as they are now
   std::uint64_t length() const { return facts_.length; }
-  shmbw_region_ref ref() const { return facts_.ref; }
-  std::uint32_t rights() const { return facts_.rights; }
+  shmbw_region_ref ref() const override { return facts_.ref; }
+  std::uint32_t rights() const override { return facts_.rights; }
   std::uint64_t serial() const { return serial_; }  // of this handle, never reused in this process
   std::byte* data() const { return mapping_.data(); }
   std::span<std::byte> bytes() const { return {mapping_.data(), mapping_ ? facts_.length : 0}; }
@@ -109,7 +109,8 @@ class Region : public std::enable_shared_from_this<Region> {
   Result<Ticket> make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime, Deadline deadline,
                              std::uint32_t flags = 0, std::uint64_t with = 0);
 
-  void not_inherited() { orphaned_ = true; }  // the forked child got no lease of its own
+  bool is_mapped() const override { return mapping_.data() != nullptr; }
+  void not_inherited() override { orphaned_ = true; }
 
  private:
   bool writable() const;
@@ -129,7 +130,7 @@ class Region : public std::enable_shared_from_this<Region> {
   Fd own_fd_;                 // local sessions only: no broker could give it again
   KeptDescriptor kept_;       // of the present mapping: for writing as long as that can be written
   std::weak_ptr<Rest> held_;  // the result of hold_mapping
-  std::list<Region*>::iterator place_;
+  std::list<HeldLease*>::iterator place_;
   std::uint64_t forks_at_birth_, serial_;
   // Other handles may change these at the same time.
   std::atomic<std::uint32_t> parts_ = 0, state_, page_kind_;

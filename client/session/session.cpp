@@ -11,8 +11,6 @@
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
-#include "client/queue/pool.hpp"
-#include "client/region/region.hpp"
 #include "client/session/call.hpp"
 #include "client/session/connect.hpp"
 #include "client/session/late_reply.hpp"
@@ -157,10 +155,10 @@ Result<void> Session::take_over(Deadline deadline) {
 }
 
 Result<void> Session::inherit(Deadline deadline) {
-  std::vector<Region*> handles;
+  std::vector<HeldLease*> handles;
   {
     Channel::Lock lock(channel_.mutex());
-    handles.assign(regions_.begin(), regions_.end());
+    handles.assign(leases_.begin(), leases_.end());
   }
   for (std::size_t first = 0; first < handles.size(); first += facts_.max_batch) {
     const std::size_t count = std::min(facts_.max_batch, handles.size() - first);
@@ -171,12 +169,12 @@ Result<void> Session::inherit(Deadline deadline) {
     // A parent that was forked before it could report has not reported for us.
     std::vector<shmbw_ready> ready;
     for (std::size_t i = 0; i < count; ++i) {
-      Region& handle = *handles[first + i];
+      HeldLease& handle = *handles[first + i];
       const auto lease = answers->next();
       if (!lease || (lease->rights & handle.rights()) != handle.rights()) handle.not_inherited();
       else if ((handle.rights() & SHMBW_RIGHT_MAP_WRITE) != 0)
-        ready.push_back({handle.ref(), 0, SHMBW_PAGE_KIND_UNKNOWN,
-                         handle.data() != nullptr ? 0U : std::uint32_t{SHMBW_READY_UNMAPPED}});
+        ready.push_back(
+            {handle.ref(), 0, SHMBW_PAGE_KIND_UNKNOWN, handle.is_mapped() ? 0U : std::uint32_t{SHMBW_READY_UNMAPPED}});
     }
     if (auto posted = client::post<SHMBW_OP_READY>(channel_, ready, deadline); !posted) return posted;
   }
@@ -226,22 +224,22 @@ Result<void> Session::ping(Deadline deadline) {
   return {};
 }
 
-std::list<Region*>::iterator Session::enrol_region(Region* region) {
+std::list<HeldLease*>::iterator Session::enrol_lease(HeldLease& lease) {
   Channel::Lock lock(channel_.mutex());
-  return regions_.insert(regions_.end(), region);
+  return leases_.insert(leases_.end(), &lease);
 }
 
-bool Session::withdraw_region(std::list<Region*>::iterator place) {
+bool Session::withdraw_lease(std::list<HeldLease*>::iterator place) {
   const std::lock_guard taken_over(takeover_);  // a thread that takes over has pointers to the handles
   Channel::Lock lock(channel_.mutex());
-  regions_.erase(place);
+  leases_.erase(place);
   return !is_fresh_child();
 }
 
-void Session::note_pool(const std::shared_ptr<Pool>& pool, bool whole) {
+void Session::note_pool(std::uint64_t id, const std::shared_ptr<Pool>& pool, bool whole) {
   Channel::Lock lock(channel_.mutex());
-  std::erase_if(pools_, [&](const Joined& joined) { return joined.id == pool->id() || joined.pool.expired(); });
-  pools_.push_back({pool->id(), whole, pool});
+  std::erase_if(pools_, [&](const Joined& joined) { return joined.id == id || joined.pool.expired(); });
+  pools_.push_back({id, whole, pool});
 }
 
 std::shared_ptr<Pool> Session::pool(std::uint64_t id) {

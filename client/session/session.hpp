@@ -18,12 +18,12 @@
 
 #include "client/session/channel.hpp"
 #include "client/session/forked.hpp"
+#include "client/session/held_lease.hpp"
 #include "proto/codec.hpp"
 
 namespace shmb::client {
 
-class Pool;
-class Region;
+class Pool;  // the session shares such objects without a look inside
 
 struct Token {
   std::array<std::uint8_t, 16> bytes{};
@@ -151,14 +151,15 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   }
 
   // Handles enrol so that a forked child can take their leases over.
-  std::list<Region*>::iterator enrol_region(Region* region);
+  std::list<HeldLease*>::iterator enrol_lease(HeldLease& lease);
   // False: in a forked child that has not called yet, and now has nothing of it to take over. A child that is just
   // taking over is waited for.
-  bool withdraw_region(std::list<Region*>::iterator place);
+  bool withdraw_lease(std::list<HeldLease*>::iterator place);
   // A session joins a pool once, and its handles share the object here. It is found by id: the pool behind a name
   // changes with the session's group, a removal or a new pool, and only the broker knows of all three.
-  void note_pool(const std::shared_ptr<Pool>& pool, bool whole);  // not whole: its maker still adds the memory
-  std::shared_ptr<Pool> pool(std::uint64_t id);                   // a whole one
+  // Not whole: its maker still adds the memory.
+  void note_pool(std::uint64_t id, const std::shared_ptr<Pool>& pool, bool whole);
+  std::shared_ptr<Pool> pool(std::uint64_t id);  // a whole one
   bool makes_pool(std::uint64_t id);
   bool pump() { return channel_.pump(); }
   std::vector<GpuEvent> take_gpu_events() { return channel_.take_gpu_events(); }
@@ -193,7 +194,7 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   Channel channel_;      // its mutex guards the members below too
   SessionFacts facts_;
   std::string program_;
-  std::list<Region*> regions_;
+  std::list<HeldLease*> leases_;
   struct Joined {
     std::uint64_t id;
     bool whole;

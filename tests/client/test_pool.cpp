@@ -356,7 +356,7 @@ TEST_CASE("an open of a pool that another thread of the process is making waits 
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 1)));
-  session->note_pool(pool, false);  // as if it were not whole yet
+  session->note_pool(pool->id(), pool, false);  // as if it were not whole yet
   Pool::Opening opening;
   opening.address = "p";
   opening.timeout = 2'000'000'000;  // of each answer of the broker: what making takes is another matter
@@ -364,7 +364,7 @@ TEST_CASE("an open of a pool that another thread of the process is making waits 
   opening.wait = 60'000'000'000;
   std::thread maker([&] {
     ::usleep(3'000'000);
-    session->note_pool(pool, true);
+    session->note_pool(pool->id(), pool, true);
   });
   const auto opened = Pool::open(session, opening);
   maker.join();
