@@ -61,48 +61,44 @@ Result<std::vector<Allocation>> create_all(const Driver& driver, const Region::M
 
 Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session, std::uint64_t length,
                                         const AllocateSpec& spec) {
-  auto loaded = Driver::load();
-  if (!loaded) return std::unexpected(loaded.error());
-  const Driver& driver = **loaded;
+  SHMB_TRY(loaded, Driver::load());
+  const Driver& driver = *loaded;
   if (length == 0 || length > kLongestRegion)
     return error(Status::invalid, "the length of a region is 1 to 2^47 - 1 bytes");
-  auto device = device_for(driver, spec);
-  if (!device) return std::unexpected(device.error());
-  if (!(*device)->shareable)
-    return error(Status::not_supported, "the device " + (*device)->uuid_text() +
+  SHMB_TRY(device, device_for(driver, spec));
+  if (!device->shareable)
+    return error(Status::not_supported, "the device " + device->uuid_text() +
                                             " cannot share memory by descriptor: lend memory of cudaMalloc instead");
-  if (spec.rdma && !(*device)->rdma)
-    return error(Status::not_supported, "the device " + (*device)->uuid_text() + " has no memory for network cards");
+  if (spec.rdma && !device->rdma)
+    return error(Status::not_supported, "the device " + device->uuid_text() + " has no memory for network cards");
   Memory memory;
-  memory.uuid = (*device)->uuid;
-  memory.mig = (*device)->mig;
-  memory.device = *device;
+  memory.uuid = device->uuid;
+  memory.mig = device->mig;
+  memory.device = device;
   memory.rdma = spec.rdma;
   memory.length = length;
-  memory.granularity = (*device)->granularity;
+  memory.granularity = device->granularity;
   memory.bytes = round_up(length, memory.granularity);
   const std::uint64_t chunk = spec.chunk_bytes == 0 ? memory.bytes : round_up(spec.chunk_bytes, memory.granularity);
   for (std::uint64_t left = memory.bytes; left != 0; left -= memory.sizes.back())
     memory.sizes.push_back(std::min(left, chunk));
 
-  auto allocations = create_all(driver, memory, spec.rdma, spec.retry);
-  if (!allocations) return std::unexpected(allocations.error());
+  SHMB_TRY(allocations, create_all(driver, memory, spec.rdma, spec.retry));
   auto region = make(driver, std::move(memory), std::move(session));
-  region->devices_ = {(*device)->device};
-  auto scope = region->enter();
-  if (!scope) return std::unexpected(scope.error());
+  region->devices_ = {device->device};
+  SHMB_TRY(scope, region->enter());
   if (spec.zero) {  // a capture that holds up the default stream would be invalidated
     int capturing = 0;
     if (const Code code = driver->stream_capturing(nullptr, &capturing); code != kSuccess)
       return std::unexpected(driver.failure(code, "cuStreamIsCapturing", region->called()));
   }
-  auto done = region->map(*allocations, 0);
+  auto done = region->map(allocations, 0);
   if (done) done = region->set_access(Access::read_write);
   if (!done) return std::unexpected(done.error());
   if (spec.zero) {
     const Code code = driver->memset8_async(region->pointer(), 0, region->memory_.bytes, nullptr);
     if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemsetD8Async", region->called()));
-    Backlog zeroing = Backlog::of_stream(driver, (*device)->device, nullptr, region->called());
+    Backlog zeroing = Backlog::of_stream(driver, device->device, nullptr, region->called());
     if (auto zeroed = zeroing.wait(Patience(spec.timeout).device()); !zeroed) {
       (void)release(std::move(region), client::Deadline::now());  // ends when the device is done with it
       return std::unexpected(zeroed.error());
@@ -112,9 +108,8 @@ Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session
 }
 
 Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, Address pointer, std::uint64_t length) {
-  auto loaded = Driver::load();
-  if (!loaded) return std::unexpected(loaded.error());
-  const Driver& driver = **loaded;
+  SHMB_TRY(loaded, Driver::load());
+  const Driver& driver = *loaded;
   if (length == 0 || length > kLongestRegion || pointer + length < pointer)
     return error(Status::invalid, "the length of a region is 1 to 2^47 - 1 bytes");
   const std::string object = "the memory at " + std::to_string(pointer);
@@ -123,8 +118,7 @@ Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, A
   memory.length = length;
   std::vector<Allocation> found;
   ContextHold any(driver, handy_device(driver));  // memory without a context may be queried in any
-  auto scope = any.enter();
-  if (!scope) return std::unexpected(scope.error());
+  SHMB_TRY(scope, any.enter());
   Address next = pointer, begin = 0;
   while (next < pointer + length) {
     Address base = 0;
@@ -135,29 +129,27 @@ Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, A
     if (code != kSuccess || bytes == 0 || base > next || base + bytes <= next)
       return error(Status::invalid, object + " is no device memory of this process, or ends before " +
                                         std::to_string(length) + " bytes: adopt what was allocated");
-    auto one = Allocation::at(driver, next, object);
-    if (!one) return std::unexpected(one.error());
-    auto made = one->properties(object);
-    if (!made) return std::unexpected(made.error());
-    if ((made->requested_handle_types & kPosixFd) == 0)
+    SHMB_TRY(one, Allocation::at(driver, next, object));
+    SHMB_TRY(made, one.properties(object));
+    if ((made.requested_handle_types & kPosixFd) == 0)
       return error(Status::not_exportable,
                    object + " was made without a handle for descriptors (only " +
-                       (made->requested_handle_types == 0 ? "none" : "another kind") +
+                       (made.requested_handle_types == 0 ? "none" : "another kind") +
                        " was asked for at cuMemCreate): let its allocator ask for CU_MEM_HANDLE_TYPE_POSIX_FILE_"
                        "DESCRIPTOR, or copy into a region of shmb_gpu_allocate");
     if (found.empty()) {
       begin = base;
-      auto device = driver.at(made->location.id);
-      if (!device || made->location.type != kDeviceLocation)
+      auto device = driver.at(made.location.id);
+      if (!device || made.location.type != kDeviceLocation)
         return error(Status::not_exportable, object + " is not memory of a device");
       memory.device = *device;
       memory.rdma = true;
     }
-    if (made->location.type != kDeviceLocation || made->location.id != memory.device->device)
+    if (made.location.type != kDeviceLocation || made.location.id != memory.device->device)
       return error(Status::not_exportable,
                    object + " lies on more than one device: adopt what is on each of them as a region of its own");
-    memory.rdma = memory.rdma && made->flags.gpu_direct_rdma_capable != 0;
-    found.push_back(std::move(*one));
+    memory.rdma = memory.rdma && made.flags.gpu_direct_rdma_capable != 0;
+    found.push_back(std::move(one));
     memory.sizes.push_back(bytes);
     memory.bytes += bytes;
     next = base + bytes;

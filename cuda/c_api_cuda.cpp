@@ -96,10 +96,9 @@ int shmb_gpu_devices(shmb_gpu_device* devices, size_t capacity, size_t* count, s
   return guarded_to_end(error, [&]() -> Result<void> {
     if (count == nullptr || (devices == nullptr && capacity != 0))
       return shmb::error(Status::invalid, "no place for the devices was given");
-    auto driver = Driver::load();
-    if (!driver) return std::unexpected(driver.error());
-    const auto known = (*driver)->devices();
-    for (std::size_t i = 0; i < std::min(capacity, known.size()); ++i) devices[i] = device_to_c(**driver, known[i]);
+    SHMB_TRY(driver, Driver::load());
+    const auto known = driver->devices();
+    for (std::size_t i = 0; i < std::min(capacity, known.size()); ++i) devices[i] = device_to_c(*driver, known[i]);
     *count = known.size();
     return {};
   });
@@ -108,9 +107,8 @@ int shmb_gpu_devices(shmb_gpu_device* devices, size_t capacity, size_t* count, s
 int shmb_gpu_driver_version(int32_t* version, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
     if (version == nullptr) return shmb::error(Status::invalid, "no place for the version was given");
-    auto driver = Driver::load();
-    if (!driver) return std::unexpected(driver.error());
-    *version = (*driver)->version();
+    SHMB_TRY(driver, Driver::load());
+    *version = driver->version();
     return {};
   });
 }
@@ -118,30 +116,25 @@ int shmb_gpu_driver_version(int32_t* version, shmb_error* error) noexcept {
 int shmb_gpu_lend(shmb_session* session, shmb_gpu_pointer pointer, uint64_t length,
                   const shmb_gpu_lend_options* options, shmb_gpu_lease** lease, shmb_error* error) noexcept {
   return guarded_and_free(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto wanted = read_options(options);
-    if (!wanted) return std::unexpected(wanted.error());
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(wanted, read_options(options));
     constexpr std::uint32_t flags = SHMB_GPU_PUBLISH_REPLACE | SHMB_GPU_PUBLISH_WRITING | SHMB_GPU_PUBLISH_MANY_WRITERS;
-    if ((wanted->flags & ~flags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of lend");
+    if ((wanted.flags & ~flags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of lend");
     if (lease == nullptr) return shmb::error(Status::invalid, "no place for the lease was given");
     cuda::PublishSpec spec;
-    spec.name = text_or_empty(wanted->name);
-    spec.group = wanted->group;
-    spec.replace = (wanted->flags & SHMB_GPU_PUBLISH_REPLACE) != 0;
-    spec.writing = (wanted->flags & SHMB_GPU_PUBLISH_WRITING) != 0;
-    spec.many_writers = (wanted->flags & SHMB_GPU_PUBLISH_MANY_WRITERS) != 0;
-    auto sync = sync_of(wanted->sync, wanted->stream);
-    if (!sync) return std::unexpected(sync.error());
-    spec.sync = *sync;
-    auto tensors = tensors_of(wanted->tensors, wanted->tensor_count);
-    if (!tensors) return std::unexpected(tensors.error());
-    spec.tensors = std::move(*tensors);
+    spec.name = text_or_empty(wanted.name);
+    spec.group = wanted.group;
+    spec.replace = (wanted.flags & SHMB_GPU_PUBLISH_REPLACE) != 0;
+    spec.writing = (wanted.flags & SHMB_GPU_PUBLISH_WRITING) != 0;
+    spec.many_writers = (wanted.flags & SHMB_GPU_PUBLISH_MANY_WRITERS) != 0;
+    SHMB_TRY(sync, sync_of(wanted.sync, wanted.stream));
+    spec.sync = sync;
+    SHMB_TRY(tensors, tensors_of(wanted.tensors, wanted.tensor_count));
+    spec.tensors = std::move(tensors);
     auto handle = std::make_unique<shmb_gpu_lease>();
-    auto made = cuda::Lease::lend(std::move(*known), pointer, length, spec, wanted->free, wanted->context,
-                                  cuda::Patience(wanted->timeout_ns));
-    if (!made) return std::unexpected(made.error());
-    handle->it = std::move(*made);
+    SHMB_TRY(made, cuda::Lease::lend(std::move(known), pointer, length, spec, wanted.free, wanted.context,
+                                     cuda::Patience(wanted.timeout_ns)));
+    handle->it = std::move(made);
     *lease = handle.release();
     return {};
   });
@@ -174,9 +167,8 @@ void shmb_gpu_retire_later(shmb_gpu_lease* lease) noexcept {
 
 int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    const Notices::Done found = Notices::run(known->get());
+    SHMB_TRY(known, session_of(session));
+    const Notices::Done found = Notices::run(known.get());
     if (done != nullptr) *done = found.freed;
     if (waiting != nullptr) *waiting = found.waiting;
     return {};
@@ -189,9 +181,8 @@ void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) noexcept {
   last_torch_error = {};
   (void)guarded_and_free(&last_torch_error, [&]() -> Result<void> {
     if (bytes <= 0) return shmb::error(Status::invalid, "torch asked for a block of no bytes");
-    auto made = cuda::torch_allocate(static_cast<std::uint64_t>(bytes), device);
-    if (!made) return std::unexpected(made.error());
-    pointer = reinterpret_cast<void*>(static_cast<std::uintptr_t>(*made));
+    SHMB_TRY(made, cuda::torch_allocate(static_cast<std::uint64_t>(bytes), device));
+    pointer = reinterpret_cast<void*>(static_cast<std::uintptr_t>(made));
     return {};
   });
   return pointer;
@@ -215,14 +206,12 @@ int shmb_torch_last_error(shmb_error* error) noexcept {
 int shmb_torch_region(shmb_session* session, const void* pointer, shmb_gpu_region** region, uint64_t* offset,
                       shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
     auto handle = std::make_unique<shmb_gpu_region>();
-    auto block = cuda::torch_block(*known, static_cast<cuda::Address>(reinterpret_cast<std::uintptr_t>(pointer)));
-    if (!block) return std::unexpected(block.error());
-    handle->it = std::move(block->region);
-    if (offset != nullptr) *offset = block->offset;
+    SHMB_TRY(block, cuda::torch_block(known, static_cast<cuda::Address>(reinterpret_cast<std::uintptr_t>(pointer))));
+    handle->it = std::move(block.region);
+    if (offset != nullptr) *offset = block.offset;
     *region = handle.release();
     return {};
   });

@@ -15,24 +15,21 @@ using client::c_api::text_or_empty;
 static_assert(static_cast<int>(SHMB_GPU_LENT) == static_cast<int>(Kind::lent));
 
 Result<PublishSpec> publish_spec(const shmb_gpu_publish_options* options) {
-  auto wanted = read_options(options);
-  if (!wanted) return std::unexpected(wanted.error());
+  SHMB_TRY(wanted, read_options(options));
   constexpr std::uint32_t flags =
       SHMB_GPU_PUBLISH_KEEP_GIVEN | SHMB_GPU_PUBLISH_REPLACE | SHMB_GPU_PUBLISH_WRITING | SHMB_GPU_PUBLISH_MANY_WRITERS;
-  if ((wanted->flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of publish");
+  if ((wanted.flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of publish");
   PublishSpec spec;
-  spec.name = text_or_empty(wanted->name);
-  spec.group = wanted->group;
-  if ((wanted->flags & SHMB_GPU_PUBLISH_KEEP_GIVEN) != 0) spec.keep = wanted->keep_ns;
-  spec.replace = (wanted->flags & SHMB_GPU_PUBLISH_REPLACE) != 0;
-  spec.writing = (wanted->flags & SHMB_GPU_PUBLISH_WRITING) != 0;
-  spec.many_writers = (wanted->flags & SHMB_GPU_PUBLISH_MANY_WRITERS) != 0;
-  auto sync = sync_of(wanted->sync, wanted->stream);
-  if (!sync) return std::unexpected(sync.error());
-  spec.sync = *sync;
-  auto tensors = tensors_of(wanted->tensors, wanted->tensor_count);
-  if (!tensors) return std::unexpected(tensors.error());
-  spec.tensors = std::move(*tensors);
+  spec.name = text_or_empty(wanted.name);
+  spec.group = wanted.group;
+  if ((wanted.flags & SHMB_GPU_PUBLISH_KEEP_GIVEN) != 0) spec.keep = wanted.keep_ns;
+  spec.replace = (wanted.flags & SHMB_GPU_PUBLISH_REPLACE) != 0;
+  spec.writing = (wanted.flags & SHMB_GPU_PUBLISH_WRITING) != 0;
+  spec.many_writers = (wanted.flags & SHMB_GPU_PUBLISH_MANY_WRITERS) != 0;
+  SHMB_TRY(sync, sync_of(wanted.sync, wanted.stream));
+  spec.sync = sync;
+  SHMB_TRY(tensors, tensors_of(wanted.tensors, wanted.tensor_count));
+  spec.tensors = std::move(tensors);
   return spec;
 }
 
@@ -80,19 +77,15 @@ Result<void> name_by(client::GpuRequest& wish, client::Session& session, const c
 
 Result<void> import_one(shmb_session* session, const char* address, const shmb_region_id* id,
                         const std::uint8_t* ticket, const shmb_gpu_import_options* options, shmb_gpu_region** region) {
-  auto known = client::c_api::session_of(session);
-  if (!known) return std::unexpected(known.error());
-  auto wanted = read_options(options);
-  if (!wanted) return std::unexpected(wanted.error());
+  SHMB_TRY(known, client::c_api::session_of(session));
+  SHMB_TRY(wanted, read_options(options));
   if (region == nullptr) return error(Status::invalid, "no place for the region was given");
-  auto spec = import_spec(*wanted);
-  if (!spec) return std::unexpected(spec.error());
-  auto wish = wish_for(*spec);
-  if (auto named = name_by(wish, **known, address, id, ticket); !named) return named;
+  SHMB_TRY(spec, import_spec(wanted));
+  auto wish = wish_for(spec);
+  SHMB_TRY_VOID(name_by(wish, *known, address, id, ticket));
   auto handle = std::make_unique<shmb_gpu_region>();
-  auto made = Region::import(*known, wish, *spec, wanted->timeout_ns, wanted->wait_ns);
-  if (!made) return std::unexpected(made.error());
-  handle->it = std::move(*made);
+  SHMB_TRY(made, Region::import(known, wish, spec, wanted.timeout_ns, wanted.wait_ns));
+  handle->it = std::move(made);
   *region = handle.release();
   return {};
 }
@@ -105,14 +98,12 @@ struct ImportBatch {
 };
 
 Result<void> add(ImportBatch& batch, client::Session& session, const shmb_gpu_import_item& item, std::size_t place) {
-  auto wanted = read_options(item.options);
-  if (!wanted) return std::unexpected(wanted.error());
-  auto spec = import_spec(*wanted);
-  if (!spec) return std::unexpected(spec.error());
-  auto wish = wish_for(*spec);
-  if (auto named = name_by(wish, session, item.address, item.id, item.ticket); !named) return named;
+  SHMB_TRY(wanted, read_options(item.options));
+  SHMB_TRY(spec, import_spec(wanted));
+  auto wish = wish_for(spec);
+  SHMB_TRY_VOID(name_by(wish, session, item.address, item.id, item.ticket));
   batch.wishes.push_back(std::move(wish));
-  batch.specs.push_back(std::move(*spec));
+  batch.specs.push_back(std::move(spec));
   batch.places.push_back(place);
   return {};
 }
@@ -135,28 +126,25 @@ extern "C" {
 int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shmb_gpu_allocate_options* options,
                       shmb_gpu_region** region, shmb_error* error) noexcept {
   return guarded_and_free(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto wanted = read_options(options);
-    if (!wanted) return std::unexpected(wanted.error());
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(wanted, read_options(options));
     constexpr std::uint32_t flags = SHMB_GPU_ALLOCATE_RDMA | SHMB_GPU_ALLOCATE_UNINITIALISED;
-    if ((wanted->flags & ~flags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of allocate");
+    if ((wanted.flags & ~flags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of allocate");
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
     cuda::AllocateSpec spec;
-    if (wanted->uuid != nullptr) {
+    if (wanted.uuid != nullptr) {
       spec.uuid.emplace();
-      std::copy_n(wanted->uuid, spec.uuid->bytes.size(), spec.uuid->bytes.begin());
+      std::copy_n(wanted.uuid, spec.uuid->bytes.size(), spec.uuid->bytes.begin());
     }
-    spec.device = options == nullptr ? SHMB_GPU_ANY_DEVICE : wanted->device;
-    spec.rdma = (wanted->flags & SHMB_GPU_ALLOCATE_RDMA) != 0;
-    spec.zero = (wanted->flags & SHMB_GPU_ALLOCATE_UNINITIALISED) == 0;
-    spec.chunk_bytes = wanted->chunk_bytes;
-    spec.retry = wanted->retry_ns;
-    spec.timeout = wanted->timeout_ns;
+    spec.device = options == nullptr ? SHMB_GPU_ANY_DEVICE : wanted.device;
+    spec.rdma = (wanted.flags & SHMB_GPU_ALLOCATE_RDMA) != 0;
+    spec.zero = (wanted.flags & SHMB_GPU_ALLOCATE_UNINITIALISED) == 0;
+    spec.chunk_bytes = wanted.chunk_bytes;
+    spec.retry = wanted.retry_ns;
+    spec.timeout = wanted.timeout_ns;
     auto handle = std::make_unique<shmb_gpu_region>();
-    auto made = cuda::Region::allocate(std::move(*known), length, spec);
-    if (!made) return std::unexpected(made.error());
-    handle->it = std::move(*made);
+    SHMB_TRY(made, cuda::Region::allocate(std::move(known), length, spec));
+    handle->it = std::move(made);
     *region = handle.release();
     return {};
   });
@@ -165,13 +153,11 @@ int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shmb_gpu_all
 int shmb_gpu_adopt(shmb_session* session, shmb_gpu_pointer pointer, uint64_t length, shmb_gpu_region** region,
                    shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
     auto handle = std::make_unique<shmb_gpu_region>();
-    auto made = cuda::Region::adopt(std::move(*known), pointer, length);
-    if (!made) return std::unexpected(made.error());
-    handle->it = std::move(*made);
+    SHMB_TRY(made, cuda::Region::adopt(std::move(known), pointer, length));
+    handle->it = std::move(made);
     *region = handle.release();
     return {};
   });
@@ -179,12 +165,10 @@ int shmb_gpu_adopt(shmb_session* session, shmb_gpu_pointer pointer, uint64_t len
 
 int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = cuda::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
-    auto spec = publish_spec(options);
-    if (!spec) return std::unexpected(spec.error());
+    SHMB_TRY(known, cuda::c_api::region_of(region));
+    SHMB_TRY(spec, publish_spec(options));
     const std::int64_t timeout = read_options(options)->timeout_ns;  // which publish_spec has checked
-    return std::move(cuda::Region::publish({&*known, 1}, {&*spec, 1}, cuda::Patience(timeout)).front());
+    return std::move(cuda::Region::publish({&known, 1}, {&spec, 1}, cuda::Patience(timeout)).front());
   });
 }
 
@@ -219,11 +203,9 @@ int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t count, int6
 int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
                      shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = cuda::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
-    auto wanted = sync_of(sync, stream);
-    if (!wanted) return std::unexpected(wanted.error());
-    return (*known)->written(*wanted, cuda::Patience(timeout_ns));
+    SHMB_TRY(known, cuda::c_api::region_of(region));
+    SHMB_TRY(wanted, sync_of(sync, stream));
+    return known->written(wanted, cuda::Patience(timeout_ns));
   });
 }
 
@@ -245,18 +227,17 @@ int shmb_gpu_import_ticket(shmb_session* session, const uint8_t ticket[16], cons
 int shmb_gpu_import_many(shmb_session* session, const shmb_gpu_import_item* items, size_t count, int64_t timeout_ns,
                          shmb_gpu_region** regions, int* statuses, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if ((items == nullptr || regions == nullptr) && count != 0)
       return shmb::error(Status::invalid, "no items, or no place for the regions, were given");
     std::fill_n(regions, count, nullptr);
     ImportBatch batch;
     Result<void> first;
     for (std::size_t i = 0; i < count; ++i)
-      if (auto added = add(batch, **known, items[i], i); !added) note_failure(first, statuses, i, added.error());
+      if (auto added = add(batch, *known, items[i], i); !added) note_failure(first, statuses, i, added.error());
     std::vector<std::unique_ptr<shmb_gpu_region>> handles;
     for (std::size_t i = 0; i < batch.wishes.size(); ++i) handles.push_back(std::make_unique<shmb_gpu_region>());
-    auto made = cuda::Region::import(*known, batch.wishes, batch.specs, client::Deadline::after(timeout_ns));
+    auto made = cuda::Region::import(known, batch.wishes, batch.specs, client::Deadline::after(timeout_ns));
     for (std::size_t i = 0; i < made.size(); ++i) {
       const std::size_t place = batch.places[i];
       if (!made[i]) {
@@ -273,9 +254,8 @@ int shmb_gpu_import_many(shmb_session* session, const shmb_gpu_import_item* item
 
 int shmb_gpu_region_get_info(const shmb_gpu_region* region, shmb_gpu_region_info* info, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = cuda::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
-    const cuda::Region& it = **known;
+    SHMB_TRY(known, cuda::c_api::region_of(region));
+    const cuda::Region& it = *known;
     const cuda::Region::Memory& memory = it.memory();
     shmb_gpu_region_info out{};
     if (it.published()) out.id = to_id(it.ref(), it.epoch());
@@ -310,12 +290,11 @@ shmb_region_id shmb_gpu_region_get_id(const shmb_gpu_region* region) noexcept {
 int shmb_gpu_region_tensor(const shmb_gpu_region* region, size_t number, shmb_gpu_tensor* tensor,
                            shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = cuda::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, cuda::c_api::region_of(region));
     if (tensor == nullptr) return shmb::error(Status::invalid, "no place for the tensor was given");
-    if (!(*known)->published() || number >= (*known)->manifest().tensors().size())
-      return shmb::error(Status::not_found, (*known)->called() + " has no tensor of that number");
-    *tensor = cuda::c_api::to_c((*known)->manifest().tensors()[number]);
+    if (!known->published() || number >= known->manifest().tensors().size())
+      return shmb::error(Status::not_found, known->called() + " has no tensor of that number");
+    *tensor = cuda::c_api::to_c(known->manifest().tensors()[number]);
     return {};
   });
 }
@@ -323,13 +302,12 @@ int shmb_gpu_region_tensor(const shmb_gpu_region* region, size_t number, shmb_gp
 int shmb_gpu_region_find_tensor(const shmb_gpu_region* region, const char* name, shmb_gpu_tensor* tensor,
                                 shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = cuda::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, cuda::c_api::region_of(region));
     if (tensor == nullptr || name == nullptr)
       return shmb::error(Status::invalid, "no name, or no place for the tensor, was given");
-    const cuda::Tensor* const found = (*known)->published() ? (*known)->manifest().find(name) : nullptr;
+    const cuda::Tensor* const found = known->published() ? known->manifest().find(name) : nullptr;
     if (found == nullptr)
-      return shmb::error(Status::not_found, (*known)->called() + " has no tensor '" + std::string(name) + "'");
+      return shmb::error(Status::not_found, known->called() + " has no tensor '" + std::string(name) + "'");
     *tensor = cuda::c_api::to_c(*found);
     return {};
   });
@@ -338,57 +316,48 @@ int shmb_gpu_region_find_tensor(const shmb_gpu_region* region, const char* name,
 int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor,
                     struct DLManagedTensorVersioned** managed, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = cuda::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, cuda::c_api::region_of(region));
     if (tensor == nullptr || managed == nullptr)
       return shmb::error(Status::invalid, "no tensor, or no place for it, was given");
-    auto one = tensors_of(tensor, 1);
-    if (!one) return std::unexpected(one.error());
-    auto made = cuda::to_dlpack(*known, one->front());
-    if (!made) return std::unexpected(made.error());
-    *managed = *made;
+    SHMB_TRY(one, tensors_of(tensor, 1));
+    SHMB_TRY(made, cuda::to_dlpack(known, one.front()));
+    *managed = made;
     return {};
   });
 }
 
 int shmb_gpu_sleep(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = cuda::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->sleep(cuda::Patience(timeout_ns));
+    SHMB_TRY(known, cuda::c_api::region_of(region));
+    return known->sleep(cuda::Patience(timeout_ns));
   });
 }
 
 int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = cuda::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->wake(client::Deadline::after(timeout_ns));
+    SHMB_TRY(known, cuda::c_api::region_of(region));
+    return known->wake(client::Deadline::after(timeout_ns));
   });
 }
 
 int shmb_gpu_ticket_create(shmb_gpu_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                            int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = cuda::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, cuda::c_api::region_of(region));
     if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
-    auto made = (*known)->make_ticket(rights, uses, lifetime_ns, client::Deadline::after(timeout_ns));
-    if (!made) return std::unexpected(made.error());
-    std::memcpy(ticket, made->token.bytes.data(), made->token.bytes.size());
-    if (expires_ns != nullptr) *expires_ns = made->expires;
+    SHMB_TRY(made, known->make_ticket(rights, uses, lifetime_ns, client::Deadline::after(timeout_ns)));
+    std::memcpy(ticket, made.token.bytes.data(), made.token.bytes.size());
+    if (expires_ns != nullptr) *expires_ns = made.expires;
     return {};
   });
 }
 
 int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t length, int* fd, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = cuda::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, cuda::c_api::region_of(region));
     if (fd == nullptr) return shmb::error(Status::invalid, "no place for the descriptor was given");
-    auto made = (*known)->dma_buf(offset, length);
-    if (!made) return std::unexpected(made.error());
-    *fd = made->release();
+    SHMB_TRY(made, known->dma_buf(offset, length));
+    *fd = made.release();
     return {};
   });
 }

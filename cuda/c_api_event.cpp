@@ -19,28 +19,25 @@ Result<SharedEvent*> event_of(const shmb_gpu_event* event) {
 
 // The device, once the caller has confirmed what the library cannot check.
 Result<int> event_device(const shmb_gpu_event_options* options) {
-  auto wanted = client::c_api::read_options(options);
-  if (!wanted) return std::unexpected(wanted.error());
-  if ((wanted->flags & ~std::uint32_t{SHMB_GPU_EVENT_MAKER_STAYS}) != 0)
+  SHMB_TRY(wanted, client::c_api::read_options(options));
+  if ((wanted.flags & ~std::uint32_t{SHMB_GPU_EVENT_MAKER_STAYS}) != 0)
     return error(Status::unknown_flags, "an unknown flag of an event");
-  if ((wanted->flags & SHMB_GPU_EVENT_MAKER_STAYS) == 0)
+  if ((wanted.flags & SHMB_GPU_EVENT_MAKER_STAYS) == 0)
     return error(Status::invalid,
                  "an event between processes ends with its maker, and its waiters are not notified: say "
                  "SHMB_GPU_EVENT_MAKER_STAYS where the maker lives until all have passed, else use a timeline");
-  if (wanted->device < SHMB_GPU_ANY_DEVICE)
+  if (wanted.device < SHMB_GPU_ANY_DEVICE)
     return error(Status::invalid, "a device is an ordinal from 0 on, or SHMB_GPU_ANY_DEVICE");
-  return wanted->device;
+  return wanted.device;
 }
 
 template <class Make>
 Result<void> made(const shmb_gpu_event_options* options, shmb_gpu_event** event, Make&& make) {
-  auto device = event_device(options);
-  if (!device) return std::unexpected(device.error());
+  SHMB_TRY(device, event_device(options));
   if (event == nullptr) return error(Status::invalid, "no place for the event was given");
   auto handle = std::make_unique<shmb_gpu_event>();
-  auto it = make(*device);
-  if (!it) return std::unexpected(it.error());
-  handle->it = std::move(*it);
+  SHMB_TRY(it, make(device));
+  handle->it = std::move(it);
   *event = handle.release();
   return {};
 }
@@ -72,12 +69,10 @@ int shmb_gpu_event_open(const uint8_t handle[SHMB_GPU_EVENT_HANDLE], const shmb_
 int shmb_gpu_event_get_handle(const shmb_gpu_event* event, uint8_t handle[SHMB_GPU_EVENT_HANDLE],
                               shmb_error* out) noexcept {
   return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
-    auto known = event_of(event);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, event_of(event));
     if (handle == nullptr) return shmb::error(Status::invalid, "no place for the handle was given");
-    auto name = (*known)->name();
-    if (!name) return std::unexpected(name.error());
-    std::memcpy(handle, name->data(), name->size());
+    SHMB_TRY(name, known->name());
+    std::memcpy(handle, name.data(), name.size());
     return {};
   });
 }
@@ -98,12 +93,10 @@ int shmb_gpu_event_wait(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_erro
 
 int shmb_gpu_event_query(shmb_gpu_event* event, int* done, shmb_error* out) noexcept {
   return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
-    auto known = event_of(event);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, event_of(event));
     if (done == nullptr) return shmb::error(Status::invalid, "no place for the answer was given");
-    auto asked = (*known)->done();
-    if (!asked) return std::unexpected(asked.error());
-    *done = *asked ? 1 : 0;
+    SHMB_TRY(asked, known->done());
+    *done = asked ? 1 : 0;
     return {};
   });
 }

@@ -26,15 +26,12 @@ Result<Timeline*> timeline_of(T* timeline) {
 
 Result<void> open(shmb_session* session, Result<client::Target> target, const shmb_attach_options* options,
                   shmb_gpu_timeline** timeline) {
-  auto known = session_of(session);
-  if (!known) return std::unexpected(known.error());
-  auto wanted = read_options(options);
-  if (!wanted) return std::unexpected(wanted.error());
+  SHMB_TRY(known, session_of(session));
+  SHMB_TRY(wanted, read_options(options));
   if (!target) return std::unexpected(target.error());
   if (timeline == nullptr) return error(Status::invalid, "no place for the timeline was given");
-  auto opened = Timeline::open(*known, *target, wanted->timeout_ns, wanted->wait_ns);
-  if (!opened) return std::unexpected(opened.error());
-  *timeline = new shmb_gpu_timeline{std::move(*opened), (*known)->epoch()};
+  SHMB_TRY(opened, Timeline::open(known, *target, wanted.timeout_ns, wanted.wait_ns));
+  *timeline = new shmb_gpu_timeline{std::move(opened), known->epoch()};
   return {};
 }
 
@@ -52,22 +49,19 @@ using namespace shmb::cuda::c_api;
 int shmb_gpu_timeline_create(shmb_session* session, const shmb_gpu_timeline_options* options,
                              shmb_gpu_timeline** timeline, shmb_error* out) noexcept {
   return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
-    auto known = client::c_api::session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto wanted = client::c_api::read_options(options);
-    if (!wanted) return std::unexpected(wanted.error());
-    if ((wanted->flags & ~(SHMB_GPU_PUBLISH_KEEP_GIVEN | SHMB_GPU_PUBLISH_REPLACE)) != 0)
+    SHMB_TRY(known, client::c_api::session_of(session));
+    SHMB_TRY(wanted, client::c_api::read_options(options));
+    if ((wanted.flags & ~(SHMB_GPU_PUBLISH_KEEP_GIVEN | SHMB_GPU_PUBLISH_REPLACE)) != 0)
       return shmb::error(Status::unknown_flags, "an unknown flag of a timeline");
     if (timeline == nullptr) return shmb::error(Status::invalid, "no place for the timeline was given");
     cuda::Timeline::Spec spec;
-    spec.name = client::c_api::text_or_empty(wanted->name);
-    spec.group = wanted->group;
-    if ((wanted->flags & SHMB_GPU_PUBLISH_KEEP_GIVEN) != 0) spec.keep = wanted->keep_ns;
-    spec.replace = (wanted->flags & SHMB_GPU_PUBLISH_REPLACE) != 0;
-    spec.words = wanted->words == 0 ? 1 : wanted->words;
-    auto made = cuda::Timeline::create(*known, spec, client::Deadline::after(wanted->timeout_ns));
-    if (!made) return std::unexpected(made.error());
-    *timeline = new shmb_gpu_timeline{std::move(*made), (*known)->epoch()};
+    spec.name = client::c_api::text_or_empty(wanted.name);
+    spec.group = wanted.group;
+    if ((wanted.flags & SHMB_GPU_PUBLISH_KEEP_GIVEN) != 0) spec.keep = wanted.keep_ns;
+    spec.replace = (wanted.flags & SHMB_GPU_PUBLISH_REPLACE) != 0;
+    spec.words = wanted.words == 0 ? 1 : wanted.words;
+    SHMB_TRY(made, cuda::Timeline::create(known, spec, client::Deadline::after(wanted.timeout_ns)));
+    *timeline = new shmb_gpu_timeline{std::move(made), known->epoch()};
     return {};
   });
 }
@@ -104,9 +98,8 @@ int shmb_gpu_timeline_signal(shmb_gpu_timeline* timeline, uint32_t word, uint64_
 int shmb_gpu_timeline_wait(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value, shmb_gpu_stream stream,
                            int64_t timeout_ns, shmb_error* out) noexcept {
   return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
-    auto known = timeline_of(timeline);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->wait(word, value, static_cast<cuda::Stream>(stream), client::Deadline::after(timeout_ns));
+    SHMB_TRY(known, timeline_of(timeline));
+    return known->wait(word, value, static_cast<cuda::Stream>(stream), client::Deadline::after(timeout_ns));
   });
 }
 
@@ -122,12 +115,10 @@ int shmb_gpu_timeline_wait_host(const shmb_gpu_timeline* timeline, uint32_t word
 int shmb_gpu_timeline_look(const shmb_gpu_timeline* timeline, uint32_t word, shmb_gpu_timeline_state* state,
                            shmb_error* out) noexcept {
   return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
-    auto known = timeline_of(timeline);
-    if (!known) return std::unexpected(known.error());
-    auto seen = (*known)->look(word);
-    if (!seen) return std::unexpected(seen.error());
-    const shmb_gpu_timeline_state told{sizeof told, seen->counter, seen->announced, status_of(seen->status),
-                                       (*known)->words()};
+    SHMB_TRY(known, timeline_of(timeline));
+    SHMB_TRY(seen, known->look(word));
+    const shmb_gpu_timeline_state told{sizeof told, seen.counter, seen.announced, status_of(seen.status),
+                                       known->words()};
     return client::c_api::write_struct(told, state);
   });
 }
@@ -141,12 +132,10 @@ int shmb_gpu_timeline_close(shmb_gpu_timeline* timeline, shmb_error* out) noexce
 
 int shmb_gpu_pin_region(shmb_region* region, int64_t timeout_ns, shmb_gpu_pin** pin, shmb_error* out) noexcept {
   return client::c_api::guarded_to_end(out, [&]() -> Result<void> {
-    auto known = client::c_api::region_of(region);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, client::c_api::region_of(region));
     if (pin == nullptr) return shmb::error(Status::invalid, "no place for the pin was given");
-    auto made = cuda::PinnedHost::pin(**known, client::Deadline::after(timeout_ns));
-    if (!made) return std::unexpected(made.error());
-    *pin = new shmb_gpu_pin{std::move(*made)};
+    SHMB_TRY(made, cuda::PinnedHost::pin(*known, client::Deadline::after(timeout_ns)));
+    *pin = new shmb_gpu_pin{std::move(made)};
     return {};
   });
 }

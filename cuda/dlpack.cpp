@@ -22,7 +22,7 @@ void take_back(DLManagedTensorVersioned* self) {
 }  // namespace
 
 Result<DLManagedTensorVersioned*> to_dlpack(const Region::Handle& region, const Tensor& tensor) {
-  if (auto fine = fits(tensor, region->memory().length); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(fits(tensor, region->memory().length));
   auto handed = std::make_unique<Handed>();
   handed->region = region;
   handed->shape = tensor.shape;

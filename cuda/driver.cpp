@@ -224,7 +224,7 @@ Result<const Driver*> Driver::load_first() {
   }
   if (const Code code = driver->calls_.init(0); code != kSuccess)
     return std::unexpected(driver->failure(code, "cuInit", "driver " + version_text(driver->version_)));
-  if (auto looked = driver->look_at_devices(); !looked) return std::unexpected(looked.error());
+  SHMB_TRY_VOID(driver->look_at_devices());
   one.driver = std::move(driver);
   return one.driver.get();
 }

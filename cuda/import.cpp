@@ -59,9 +59,8 @@ Result<std::vector<Device>> devices_for(const Driver& driver, const ImportSpec& 
   };
   if (!spec.devices.empty()) {
     for (const Device device : spec.devices) {
-      auto known = driver.at(device);
-      if (!known) return std::unexpected(known.error());
-      if (!reaches((*known)->device))
+      SHMB_TRY(known, driver.at(device));
+      if (!reaches(known->device))
         return error(Status::not_supported, "device " + std::to_string(device) + " is no peer of the device that has " +
                                                 object + ": name another, or copy");
     }
@@ -87,9 +86,8 @@ Result<std::vector<Allocation>> import_all(client::Session& session, const Drive
       found.push_back(std::move(*one));
     }
     if (found.size() >= opened.chunks) return found;
-    auto more = client::gpu_more(session, opened.region, found.size(), opened.chunks - found.size(), deadline);
-    if (!more) return std::unexpected(more.error());
-    opened.shares = std::move(*more);
+    SHMB_TRY(more, client::gpu_more(session, opened.region, found.size(), opened.chunks - found.size(), deadline));
+    opened.shares = std::move(more);
   }
 }
 
@@ -144,18 +142,15 @@ class Import {
 
   Result<Region::Handle> make(client::GpuOpened& opened) {
     const std::string object = called_ref(opened.region);
-    auto memory = memory_of(driver_, opened);
-    if (!memory) return std::unexpected(memory.error());
-    device_ = memory->device;
+    SHMB_TRY(memory, memory_of(driver_, opened));
+    device_ = memory.device;
     Manifest manifest;
     if (opened.manifest_bytes != 0) {
-      auto bytes = read_manifest(opened.manifest.get(), opened.manifest_bytes);
-      if (!bytes) return std::unexpected(bytes.error());
-      auto decoded = Manifest::decode(*bytes, memory->length);
-      if (!decoded) return std::unexpected(decoded.error());
-      manifest = std::move(*decoded);
+      SHMB_TRY(bytes, read_manifest(opened.manifest.get(), opened.manifest_bytes));
+      SHMB_TRY(decoded, Manifest::decode(bytes, memory.length));
+      manifest = std::move(decoded);
     }
-    auto region = Region::make(driver_, std::move(*memory), session_);
+    auto region = Region::make(driver_, std::move(memory), session_);
     region->ref_ = opened.region;
     region->rights_ = opened.rights & (SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_SHARE | SHMBW_RIGHT_RELEASE |
                                        (spec_.access == Access::read_write ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U));
@@ -165,25 +160,21 @@ class Import {
     region->note_state(state_of(opened.state), 0);
     owned_ = true;  // its destruction gives the reference back
     failed_ = region;
-    auto done =
-        opened.kind == SHMBW_GPU_KIND_LEGACY ? map_lent(*region, opened, object) : map_shares(*region, opened, object);
-    if (!done) return std::unexpected(done.error());
+    SHMB_TRY_VOID(opened.kind == SHMBW_GPU_KIND_LEGACY ? map_lent(*region, opened, object)
+                                                       : map_shares(*region, opened, object));
     failed_.reset();
     region->notices_->enter(region);
     return region;
   }
 
   Result<void> map_shares(Region& region, client::GpuOpened& opened, const std::string& object) {
-    auto devices = devices_for(driver_, spec_, region.memory_, object);
-    if (!devices) return std::unexpected(devices.error());
-    region.devices_ = std::move(*devices);
+    SHMB_TRY(devices, devices_for(driver_, spec_, region.memory_, object));
+    region.devices_ = std::move(devices);
     const DeviceInfo& here = **driver_.at(region.devices_.front());
-    auto found = import_all(*session_, driver_, here, opened, object, code_, deadline_);
-    if (!found) return std::unexpected(found.error());
+    SHMB_TRY(found, import_all(*session_, driver_, here, opened, object, code_, deadline_));
     // Where it is used there is a context, or will be.
-    auto scope = region.enter();
-    if (!scope) return std::unexpected(scope.error());
-    auto done = region.map(*found, spec_.at);
+    SHMB_TRY(scope, region.enter());
+    auto done = region.map(found, spec_.at);
     if (!done && done.error().status == Status::too_small) code_ = kInvalidValue;
     if (done) done = region.set_access(spec_.access);
     return done;
@@ -202,16 +193,14 @@ class Import {
       (void)client::gpu_release(*session_, {&back, 1}, client::Deadline::after(0));
       return {};
     }
-    if (auto there = driver_.need(Feature::lease); !there) return there;
+    SHMB_TRY_VOID(driver_.need(Feature::lease));
     if (spec_.at != 0) return error(Status::invalid, "the driver chooses the address of lent memory");
     if (spec_.devices.size() > 1)
       return error(Status::not_supported, "lent memory is opened for one device: import it once for each");
-    auto devices = devices_for(driver_, spec_, region.memory_, object);
-    if (!devices) return std::unexpected(devices.error());
-    region.devices_ = std::move(*devices);
+    SHMB_TRY(devices, devices_for(driver_, spec_, region.memory_, object));
+    region.devices_ = std::move(devices);
     // Only one context of a process may open it, and it is closed in the same one: the primary context, which stays.
-    auto scope = region.hold_.emplace(driver_, region.devices_.front()).enter_primary();
-    if (!scope) return std::unexpected(scope.error());
+    SHMB_TRY(scope, region.hold_.emplace(driver_, region.devices_.front()).enter_primary());
     IpcHandle handle;
     static_assert(sizeof handle.reserved == sizeof opened.handle);
     std::memcpy(handle.reserved, opened.handle.data(), sizeof handle.reserved);
@@ -293,8 +282,7 @@ Result<Region::Handle> Region::import(const std::shared_ptr<client::Session>& se
     named.kind = SHMBW_WATCH_KIND_NAME;
     named.address = wish.address;
     client::Session::OwnWatch watch(*session);
-    if (auto begun = watch.begin(named, client::Deadline::after(timeout)); !begun)
-      return std::unexpected(begun.error());
+    SHMB_TRY_VOID(watch.begin(named, client::Deadline::after(timeout)));
     if (watch.state() != 0) continue;
     if (auto event = watch.await(until); !event) {
       Error failure = event.error();

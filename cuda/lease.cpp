@@ -38,30 +38,26 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
                                            std::uint64_t length, const PublishSpec& spec,
                                            void (*free)(void*, std::uint64_t), void* context,
                                            const Patience& patience) {
-  auto loaded = Driver::load();
-  if (!loaded) return std::unexpected(loaded.error());
-  const Driver& driver = **loaded;
-  if (auto there = driver.need(Feature::lease); !there) return std::unexpected(there.error());
+  SHMB_TRY(loaded, Driver::load());
+  const Driver& driver = *loaded;
+  SHMB_TRY_VOID(driver.need(Feature::lease));
   if (session->is_local()) return client::needs_broker("memory that is lent to others");
   if (spec.many_writers && !spec.writing)
     return error(Status::invalid,
                  "SHMB_GPU_PUBLISH_MANY_WRITERS is for memory that is still written: say SHMB_GPU_PUBLISH_WRITING too");
-  auto facts = facts_of(driver, pointer);
-  if (!facts) return std::unexpected(facts.error());
+  SHMB_TRY(facts, facts_of(driver, pointer));
   const std::string object = "the memory at " + std::to_string(pointer);
-  if (facts->memory_type != kDeviceMemory) return error(Status::invalid, object + " is no memory of a device");
-  if (facts->ipc_capable == 0) {
-    const char* why = facts->pool != 0           ? " is of a memory pool, which cannot be lent: "
-                      : facts->handle_types != 0 ? " was made by cuMemCreate: shmb_gpu_adopt shares it; or "
-                                                 : " cannot be lent (managed, or made by cuMemCreate for this "
-                                                   "process alone): ";
+  if (facts.memory_type != kDeviceMemory) return error(Status::invalid, object + " is no memory of a device");
+  if (facts.ipc_capable == 0) {
+    const char* why = facts.pool != 0           ? " is of a memory pool, which cannot be lent: "
+                      : facts.handle_types != 0 ? " was made by cuMemCreate: shmb_gpu_adopt shares it; or "
+                                                : " cannot be lent (managed, or made by cuMemCreate for this "
+                                                  "process alone): ";
     return error(Status::not_exportable, object + why + "copy it into a region of shmb_gpu_allocate");
   }
-  auto device = driver.at(facts->ordinal);
-  if (!device) return std::unexpected(device.error());
-  ContextHold hold(driver, (*device)->device);
-  auto scope = hold.enter();
-  if (!scope) return std::unexpected(scope.error());
+  SHMB_TRY(device, driver.at(facts.ordinal));
+  ContextHold hold(driver, device->device);
+  SHMB_TRY(scope, hold.enter());
   Address base = 0;
   std::size_t allocation = 0;
   if (const Code code = driver->address_range(&base, &allocation, pointer); code != kSuccess)
@@ -72,39 +68,36 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
                                       " bytes to the end of its "
                                       "allocation; asked to lend: " +
                                       std::to_string(length));
-  auto manifest = Manifest::of(spec.tensors, length);
-  if (!manifest) return std::unexpected(manifest.error());
+  SHMB_TRY(manifest, Manifest::of(spec.tensors, length));
 
-  const Device number = (*device)->device;
-  if (auto waited = wait_for(driver, spec.sync, {&number, 1}, object, patience.device()); !waited)
-    return std::unexpected(waited.error());
+  const Device number = device->device;
+  SHMB_TRY_VOID(wait_for(driver, spec.sync, {&number, 1}, object, patience.device()));
   IpcHandle handle;
   if (const Code code = driver->ipc_get_memory(&handle, base); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuIpcGetMemHandle", object));
 
   const client::Deadline deadline = patience.broker();
   const auto notices = Notices::of(session);
-  if (auto pinned = notices->pin_device(**device, deadline); !pinned) return std::unexpected(pinned.error());
+  SHMB_TRY_VOID(notices->pin_device(*device, deadline));
   client::GpuPublish request;
   request.kind = SHMBW_GPU_KIND_LEGACY;
   request.group = spec.group;
   request.bytes = length;
   request.offset = offset;
   request.allocation = allocation;
-  std::ranges::copy((*device)->uuid.bytes, request.uuid.begin());
+  std::ranges::copy(device->uuid.bytes, request.uuid.begin());
   std::memcpy(request.handle.data(), handle.reserved, sizeof handle.reserved);
   request.driver = static_cast<std::uint32_t>(driver.version());
   request.name = spec.name;
-  if ((*device)->mig) request.flags |= SHMBW_GPU_PUBLISH_MIG;
+  if (device->mig) request.flags |= SHMBW_GPU_PUBLISH_MIG;
   if (spec.replace) request.flags |= SHMBW_GPU_PUBLISH_REPLACE;
   if (spec.writing) request.flags |= SHMBW_GPU_PUBLISH_WRITING;
   if (spec.many_writers) request.flags |= SHMBW_GPU_PUBLISH_MANY_WRITERS;
-  const auto encoded = manifest->encode();
+  const auto encoded = manifest.encode();
   Fd file;
   if (!encoded.empty()) {
-    auto made = manifest_file(encoded);
-    if (!made) return std::unexpected(made.error());
-    file = std::move(*made);
+    SHMB_TRY(made, manifest_file(encoded));
+    file = std::move(made);
     request.manifest = file.get();
     request.manifest_bytes = encoded.size();
   }
@@ -113,11 +106,10 @@ Result<std::unique_ptr<Lease>> Lease::lend(std::shared_ptr<client::Session> sess
   auto lease = std::make_unique<Lease>(lent);
   lease->retired_ = true;
   const Notices::Lending lending;
-  auto made = client::gpu_publish(*session, {&request, 1}, deadline);
-  if (!made) return std::unexpected(made.error());
-  if (!made->front()) return std::unexpected(made->front().error());
+  SHMB_TRY(made, client::gpu_publish(*session, {&request, 1}, deadline));
+  if (!made.front()) return std::unexpected(made.front().error());
   lent->session = std::move(session);
-  lent->ref = made->front()->region;
+  lent->ref = made.front()->region;
   lent->pointer = pointer;
   lent->length = length;
   lent->free = free;

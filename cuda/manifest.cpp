@@ -149,7 +149,7 @@ Result<Manifest> Manifest::of(std::vector<Tensor> tensors, std::uint64_t length)
   Manifest manifest;
   manifest.tensors_ = std::move(tensors);
   for (std::size_t i = 0; i < manifest.tensors_.size(); ++i) {
-    if (auto fine = fits(manifest.tensors_[i], length); !fine) return std::unexpected(fine.error());
+    SHMB_TRY_VOID(fits(manifest.tensors_[i], length));
     if (!manifest.by_name_.emplace(manifest.tensors_[i].name, i).second)
       return bad(manifest.tensors_[i], "is there twice");
   }

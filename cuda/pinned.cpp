@@ -73,25 +73,22 @@ class PinnedHost::Registration {
 
 Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make(client::Region& region,
                                                                                  client::Deadline deadline) {
-  auto loaded = Driver::load();
-  if (!loaded) return std::unexpected(loaded.error());
-  const Driver& driver = **loaded;
+  SHMB_TRY(loaded, Driver::load());
+  const Driver& driver = *loaded;
   const std::string object =
       "region " + std::to_string(region.ref().id) + "." + std::to_string(region.ref().generation);
   if (region.data() == nullptr) return error(Status::invalid, object + " is not mapped as a whole by this handle");
   if (region.length() == 0) return error(Status::invalid, object + " has no bytes that could be registered");
-  if (auto can = driver.need(Feature::timeline); !can) return std::unexpected(can.error());
-  auto device = driver.at(handy_device(driver));  // any will do: the registration is for all devices
-  if (!device) return std::unexpected(device.error());
+  SHMB_TRY_VOID(driver.need(Feature::timeline));
+  SHMB_TRY(device, driver.at(handy_device(driver)));  // any will do: the registration is for all devices
   auto mapping = region.hold_mapping();
   if (!mapping) return system_failure(mapping.error(), "the page that tells of a fork");
-  auto made = std::make_shared<Registration>(driver, (*device)->device, region, std::move(*mapping));
+  auto made = std::make_shared<Registration>(driver, device->device, region, std::move(*mapping));
   made->read_only_ = (region.rights() & SHMBW_RIGHT_MAP_WRITE) == 0;
-  if (made->read_only_ && !(*device)->read_only_register)
-    return error(Status::not_supported, (*device)->name + " cannot register memory that is mapped read-only: attach " +
-                                            object + " for writing");
-  auto scope = made->hold_.enter_primary();
-  if (!scope) return std::unexpected(scope.error());
+  if (made->read_only_ && !device->read_only_register)
+    return error(Status::not_supported,
+                 device->name + " cannot register memory that is mapped read-only: attach " + object + " for writing");
+  SHMB_TRY(scope, made->hold_.enter_primary());
   if (!made->session_->is_local()) {
     if (auto told = client::gpu_pinned(*made->session_, made->ref_, false, deadline); !told) {
       made->told_ = made->unanswered_ = told.error().status == Status::deadline;  // the broker may still get it
@@ -132,7 +129,7 @@ PinnedHost::Registration::~Registration() {
 
 Result<PinnedHost::Handle> PinnedHost::pin(client::Region& region, client::Deadline deadline) {
   // First: a forked child would wait for threads that it does not have.
-  if (auto usable = Driver::load(); !usable) return std::unexpected(usable.error());
+  SHMB_TRY_VOID(Driver::load());
   auto& registry = Registration::registry();
   const std::uint64_t serial = region.serial();
   for (;;) {

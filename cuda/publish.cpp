@@ -42,9 +42,8 @@ class Publication {
       return error(
           Status::invalid,
           "SHMB_GPU_PUBLISH_MANY_WRITERS is for regions that are still written: say SHMB_GPU_PUBLISH_WRITING too");
-    auto manifest = Manifest::of(spec_.tensors, region_.memory_.length);
-    if (!manifest) return std::unexpected(manifest.error());
-    manifest_ = std::move(*manifest);
+    SHMB_TRY(manifest, Manifest::of(spec_.tensors, region_.memory_.length));
+    manifest_ = std::move(manifest);
     return region_.notices_->pin_device(*region_.memory_.device, deadline);
   }
 
@@ -61,21 +60,18 @@ class Publication {
   Result<client::GpuPublish> prepare() {
     const Region::Memory& memory = region_.memory_;
     if (region_.held_.empty()) {
-      auto found = region_.allocations();
-      if (!found) return std::unexpected(found.error());
-      own_ = std::move(*found);
+      SHMB_TRY(found, region_.allocations());
+      own_ = std::move(found);
     }
     client::GpuPublish request;
-    auto first = exports(0);
-    if (!first) return std::unexpected(first.error());
-    request.chunks = std::move(*first);
+    SHMB_TRY(first, exports(0));
+    request.chunks = std::move(first);
     const auto encoded = manifest_.encode();
     if (!encoded.empty()) {
-      auto file = manifest_file(encoded);
-      if (!file) return std::unexpected(file.error());
-      request.manifest = file->get();
+      SHMB_TRY(file, manifest_file(encoded));
+      request.manifest = file.get();
       request.manifest_bytes = encoded.size();
-      descriptors_.push_back(std::move(*file));
+      descriptors_.push_back(std::move(file));
     }
     request.group = spec_.group;
     request.bytes = memory.length;
@@ -95,7 +91,7 @@ class Publication {
     if (memory.kind == Kind::adopted) request.flags |= SHMBW_GPU_PUBLISH_ADOPTED;
     // The mapping of a foreign allocator stays as it is.
     if (!spec_.writing && region_.range_) {
-      if (auto set = region_.set_access(Access::read); !set) return std::unexpected(set.error());
+      SHMB_TRY_VOID(region_.set_access(Access::read));
       closed_ = true;
     }
     return request;
@@ -151,13 +147,11 @@ class Publication {
     const std::vector<Allocation>& all = region_.held_.empty() ? own_ : region_.held_;
     std::vector<client::GpuChunk> made;
     for (std::size_t i = first; i < all.size() && i < first + kChunksOfPacket; ++i) {
-      auto keeper = all[i].share(region_.called());
-      if (!keeper) return std::unexpected(keeper.error());
-      auto share = all[i].share(region_.called());
-      if (!share) return std::unexpected(share.error());
-      made.push_back({keeper->get(), share->get()});
-      descriptors_.push_back(std::move(*keeper));
-      descriptors_.push_back(std::move(*share));
+      SHMB_TRY(keeper, all[i].share(region_.called()));
+      SHMB_TRY(share, all[i].share(region_.called()));
+      made.push_back({keeper.get(), share.get()});
+      descriptors_.push_back(std::move(keeper));
+      descriptors_.push_back(std::move(share));
     }
     return made;
   }

@@ -104,8 +104,7 @@ std::string Region::called() const {
 }
 
 Result<void> Region::bind(const std::shared_ptr<client::Session>& session) {
-  auto lock = change(client::Deadline::after(0));
-  if (!lock) return std::unexpected(lock.error());
+  SHMB_TRY(lock, change(client::Deadline::after(0)));
   if (session_ == session) return {};
   if (session_ != nullptr)
     return error(Status::busy, called() + " is in use with another session of this process: use that one");
@@ -121,16 +120,14 @@ Result<ContextHold::Scope> Region::enter() {
 
 Result<void> Region::map(std::span<const Allocation> allocations, Address at) {
   if (!range_) {
-    auto range = AddressRange::reserve(*driver_, memory_.bytes, memory_.granularity, at, called());
-    if (!range) return std::unexpected(range.error());
-    range_ = std::move(*range);
+    SHMB_TRY(range, AddressRange::reserve(*driver_, memory_.bytes, memory_.granularity, at, called()));
+    range_ = std::move(range);
   }
   return range_.map(allocations, memory_.sizes, called());
 }
 
 Result<void> Region::set_access(Access access) {
-  if (auto set = range_.set_access(devices_, access == Access::read ? kReadAccess : kReadWriteAccess, called()); !set)
-    return set;
+  SHMB_TRY_VOID(range_.set_access(devices_, access == Access::read ? kReadAccess : kReadWriteAccess, called()));
   access_.store(access, std::memory_order_release);
   pointer_.store(range_.address() + memory_.offset, std::memory_order_release);
   return {};
@@ -141,9 +138,8 @@ Result<std::vector<Allocation>> Region::allocations() const {
   std::vector<Allocation> all;
   Address next = range_.address();
   for (const std::uint64_t bytes : memory_.sizes) {
-    auto one = Allocation::at(*driver_, next, called());
-    if (!one) return std::unexpected(one.error());
-    all.push_back(std::move(*one));
+    SHMB_TRY(one, Allocation::at(*driver_, next, called()));
+    all.push_back(std::move(one));
     next += bytes;
   }
   return all;
@@ -220,19 +216,16 @@ client::GpuReport lost_report(const client::GpuUuid& uuid) {
 }
 
 Result<void> Region::written(Sync sync, const Patience& patience) {
-  auto driver = Driver::load();
-  if (!driver) return std::unexpected(driver.error());
-  auto lock = change(patience.device());
-  if (!lock) return std::unexpected(lock.error());
+  SHMB_TRY(driver, Driver::load());
+  SHMB_TRY(lock, change(patience.device()));
   if (!published())
     return error(Status::invalid, called() + " is not published yet: publish it without SHMB_GPU_PUBLISH_WRITING");
   if (!writer_ || (access() != Access::read_write && !maybe_written_))
     return error(Status::denied, called() + " is not written through this handle");
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
-  if (auto waited = wait_for(**driver, sync, devices_, called(), patience.device()); !waited)
+  if (auto waited = wait_for(*driver, sync, devices_, called(), patience.device()); !waited)
     return told(waited.error());
-  if (range_)
-    if (auto set = set_access(Access::read); !set) return set;
+  if (range_) SHMB_TRY_VOID(set_access(Access::read));
   client::GpuReport report;
   report.region = ref_;
   report.what = SHMBW_GPU_FINDING_WRITTEN;
@@ -258,10 +251,8 @@ Result<void> Region::written(Sync sync, const Patience& patience) {
 }
 
 Result<void> Region::sleep(const Patience& patience) {
-  auto driver = Driver::load();
-  if (!driver) return std::unexpected(driver.error());
-  auto lock = change(patience.device());
-  if (!lock) return std::unexpected(lock.error());
+  SHMB_TRY(driver, Driver::load());
+  SHMB_TRY(lock, change(patience.device()));
   if (!range_)
     return error(Status::invalid,
                  called() + " is mapped by its owner or as lent memory, which cannot be undone for a time");
@@ -287,9 +278,8 @@ Result<void> Region::fall_asleep(client::Deadline deadline) {
   // Unmapping alone does not wait for running kernels.
   if (auto through = backlog().wait(deadline); !through) return told(through.error());
   if (!published()) {
-    auto kept = allocations();
-    if (!kept) return std::unexpected(kept.error());
-    held_ = std::move(*kept);
+    SHMB_TRY(kept, allocations());
+    held_ = std::move(kept);
   }
   if (const Code code = range_.unmap(); code != kSuccess) {
     held_.clear();
@@ -299,10 +289,8 @@ Result<void> Region::fall_asleep(client::Deadline deadline) {
 }
 
 Result<void> Region::wake(client::Deadline deadline) {
-  auto driver = Driver::load();
-  if (!driver) return std::unexpected(driver.error());
-  auto lock = change(deadline);
-  if (!lock) return std::unexpected(lock.error());
+  SHMB_TRY(driver, Driver::load());
+  SHMB_TRY(lock, change(deadline));
   if (pointer() != 0 || !range_) return error(Status::invalid, called() + " is not asleep");
   if (range_.stuck())
     return error(Status::driver_failed, called() +
@@ -316,17 +304,16 @@ Result<void> Region::wake(client::Deadline deadline) {
     // The lease has its rights already. A process that may not ask for writing again keeps those that it has.
     wish.rights = SHMBW_RIGHT_MAP_READ;
     wish.few = true;
-    auto opened = client::gpu_open(*session_, {&wish, 1}, deadline);
-    if (!opened) return std::unexpected(opened.error());
-    auto& one = opened->front();
+    SHMB_TRY(opened, client::gpu_open(*session_, {&wish, 1}, deadline));
+    auto& one = opened.front();
     if (!one) return std::unexpected(one.error());
     const client::GpuRelease second{ref_, 1, false};  // the handle has its reference already
     (void)client::gpu_release(*session_, {&second, 1}, client::Deadline::after(0));
     if (one->chunks != memory_.sizes.size())
       return error(Status::protocol, "the broker's descriptors of " + called() + " are not those that it had");
-    const DeviceInfo* const here = (*driver)->at(devices_.front()).value_or(&(*driver)->devices().front());
+    const DeviceInfo* const here = driver->at(devices_.front()).value_or(&driver->devices().front());
     Code code = 0;
-    auto imported = import_all(*session_, **driver, *here, *one, called(), code, deadline);
+    auto imported = import_all(*session_, *driver, *here, *one, called(), code, deadline);
     if (!imported) return told(imported.error());
     found = std::move(*imported);
     note_state(state_of(one->state), code_.load());
@@ -358,25 +345,22 @@ Result<client::Region::Ticket> Region::make_ticket(std::uint32_t rights, std::ui
 
 Result<Fd> Region::dma_buf(std::uint64_t offset, std::uint64_t length) {
   constexpr int kDmaBuf = 1;  // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
-  auto driver = Driver::load();
-  if (!driver) return std::unexpected(driver.error());
-  if (auto there = (*driver)->need(Feature::rdma); !there) return std::unexpected(there.error());
+  SHMB_TRY(driver, Driver::load());
+  SHMB_TRY_VOID(driver->need(Feature::rdma));
   if (memory_.device == nullptr || !memory_.device->dma_buf)
     return error(Status::not_supported, "the device of " + called() + " has no dma-buf export");
   if (!memory_.rdma)
     return error(Status::not_supported,
                  called() + " was not made for network cards: allocate it with SHMB_GPU_ALLOCATE_RDMA");
-  auto lock = change(client::Deadline::after(0));
-  if (!lock) return std::unexpected(lock.error());
+  SHMB_TRY(lock, change(client::Deadline::after(0)));
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
   if (offset % kSmallPage != 0 || length % kSmallPage != 0 || length == 0 || offset > memory_.length ||
       length > memory_.bytes - memory_.offset - offset)
     return error(Status::invalid, "a dma-buf covers whole pages of 4096 bytes inside the region");
-  auto scope = enter();
-  if (!scope) return std::unexpected(scope.error());
+  SHMB_TRY(scope, enter());
   int fd = -1;
-  if (const Code code = (**driver)->range_handle(&fd, pointer() + offset, length, kDmaBuf, 0); code != kSuccess)
-    return std::unexpected((*driver)->failure(code, "cuMemGetHandleForAddressRange", called()));
+  if (const Code code = (*driver)->range_handle(&fd, pointer() + offset, length, kDmaBuf, 0); code != kSuccess)
+    return std::unexpected(driver->failure(code, "cuMemGetHandleForAddressRange", called()));
   Fd made = Fd::adopt(fd);
   // No document says whether the driver sets close-on-exec itself.
   if (auto set = sys::set_close_on_exec(made.get()); !set)
@@ -392,9 +376,8 @@ Result<void> Region::unname() {
   wish.region = ref_;
   wish.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_RELEASE;
   wish.no_fd = true;
-  auto second = client::gpu_open(*session_, {&wish, 1}, client::Deadline::after(0));
-  if (!second) return std::unexpected(second.error());
-  if (!second->front()) return std::unexpected(second->front().error());
+  SHMB_TRY(second, client::gpu_open(*session_, {&wish, 1}, client::Deadline::after(0)));
+  if (!second.front()) return std::unexpected(second.front().error());
   return client::release_with_name(*session_, ref_, 0);
 }
 

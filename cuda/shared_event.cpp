@@ -59,10 +59,9 @@ class SharedEvent::Body {
   // A call of the driver in the event's context.
   template <class Call>
   Result<void> ask(const char* name, Call&& call) {
-    if (auto usable = Driver::load(); !usable) return std::unexpected(usable.error());
+    SHMB_TRY_VOID(Driver::load());
     std::lock_guard lock(mutex_);
-    auto scope = hold_.enter_primary();
-    if (!scope) return std::unexpected(scope.error());
+    SHMB_TRY(scope, hold_.enter_primary());
     const BesideCaptures beside(driver_);
     return said(call(driver_.calls()), name);
   }
@@ -76,50 +75,45 @@ class SharedEvent::Body {
   // the current context, or the one that would be.
   template <class Call>
   Result<void> beside(Stream stream, Call&& call) {
-    if (auto usable = Driver::load(); !usable) return std::unexpected(usable.error());
+    SHMB_TRY_VOID(Driver::load());
     std::lock_guard lock(mutex_);
     Device current = -1;
     if (driver_->context_device(&current) != kSuccess) current = device_;
     ContextHold hold(driver_, current);
-    auto scope = is_default_stream(stream) ? hold.enter() : ContextHold::enter_stream(driver_, stream);
-    if (!scope) return std::unexpected(scope.error());
+    SHMB_TRY(scope, is_default_stream(stream) ? hold.enter() : ContextHold::enter_stream(driver_, stream));
     return call();
   }
 
   // Call with the stream's context current.
   Result<void> record(Stream stream) {
     Context here = nullptr, home = nullptr;
-    if (auto asked = said(driver_->context_get(&here), "cuCtxGetCurrent"); !asked) return asked;
+    SHMB_TRY_VOID(said(driver_->context_get(&here), "cuCtxGetCurrent"));
     {
-      auto scope = hold_.enter_primary();
-      if (!scope) return std::unexpected(scope.error());
-      if (auto asked = said(driver_->context_get(&home), "cuCtxGetCurrent"); !asked) return asked;
+      SHMB_TRY(scope, hold_.enter_primary());
+      SHMB_TRY_VOID(said(driver_->context_get(&home), "cuCtxGetCurrent"));
     }
     if (here == home) return said(driver_->event_record(event_, stream), "cuEventRecord");
     int capturing = 0;
-    if (auto asked = said(driver_->stream_capturing(stream, &capturing), "cuStreamIsCapturing"); !asked) return asked;
+    SHMB_TRY_VOID(said(driver_->stream_capturing(stream, &capturing), "cuStreamIsCapturing"));
     if (capturing != 0)
       return error(
           Status::not_supported,
           "a stream that is being captured into a graph records an event between processes only where it is of "
           "the primary context of the event's device");
-    auto key = StreamKey::of(driver_, stream);
-    if (!key) return std::unexpected(key.error());
+    SHMB_TRY(key, StreamKey::of(driver_, stream));
     Event passing = nullptr;
-    if (auto made = said(driver_->event_create(&passing, kDisableTiming), "cuEventCreate"); !made) return made;
+    SHMB_TRY_VOID(said(driver_->event_create(&passing, kDisableTiming), "cuEventCreate"));
     auto done = said(driver_->event_record(passing, stream), "cuEventRecord");
-    if (done) done = record_behind(passing, *key);
+    if (done) done = record_behind(passing, key);
     driver_->event_destroy(passing);  // the driver destroys it after it has passed
     return done;
   }
 
   Result<void> record_behind(Event passing, const StreamKey& key) {
-    auto scope = hold_.enter_primary();
-    if (!scope) return std::unexpected(scope.error());
-    auto follower = follower_of(key);
-    if (!follower) return std::unexpected(follower.error());
-    auto done = said(driver_->stream_wait_event(*follower, passing, 0), "cuStreamWaitEvent");
-    if (done) done = said(driver_->event_record(event_, *follower), "cuEventRecord");
+    SHMB_TRY(scope, hold_.enter_primary());
+    SHMB_TRY(follower, follower_of(key));
+    auto done = said(driver_->stream_wait_event(follower, passing, 0), "cuStreamWaitEvent");
+    if (done) done = said(driver_->event_record(event_, follower), "cuEventRecord");
     return done;
   }
 
@@ -130,8 +124,7 @@ class SharedEvent::Body {
       followers_.erase(followers_.begin());
     }
     Stream made = nullptr;
-    if (auto created = said(driver_->stream_create(&made, kNonBlocking), "cuStreamCreate"); !created)
-      return std::unexpected(created.error());
+    SHMB_TRY_VOID(said(driver_->stream_create(&made, kNonBlocking), "cuStreamCreate"));
     try {
       followers_.emplace(key, made);
     } catch (...) {
@@ -142,24 +135,21 @@ class SharedEvent::Body {
   }
 
   static Result<std::shared_ptr<Body>> on(int ordinal) {
-    auto loaded = Driver::load();
-    if (!loaded) return std::unexpected(loaded.error());
-    const Driver& driver = **loaded;
-    if (auto there = driver.need(Feature::events); !there) return std::unexpected(there.error());
+    SHMB_TRY(loaded, Driver::load());
+    const Driver& driver = *loaded;
+    SHMB_TRY_VOID(driver.need(Feature::events));
     Device current = 0;
     if (ordinal < 0 && driver->context_device(&current) == kSuccess) ordinal = current;
-    auto device = driver.at(std::max(ordinal, 0));
-    if (!device) return std::unexpected(device.error());
-    if (!(*device)->ipc_events)
-      return error(Status::not_supported, (*device)->name + " has no events between processes: use a timeline");
-    return std::make_shared<Body>(driver, (*device)->device);
+    SHMB_TRY(device, driver.at(std::max(ordinal, 0)));
+    if (!device->ipc_events)
+      return error(Status::not_supported, device->name + " has no events between processes: use a timeline");
+    return std::make_shared<Body>(driver, device->device);
   }
 };
 
 Result<SharedEvent::Handle> SharedEvent::create(int device) {
-  auto made = Body::on(device);
-  if (!made) return std::unexpected(made.error());
-  Body& body = **made;
+  SHMB_TRY(made, Body::on(device));
+  Body& body = *made;
   body.own_ = true;
   auto done = body.ask("cuEventCreate",
                        [&](const Calls& cu) { return cu.event_create(&body.event_, kInterprocess | kDisableTiming); });
@@ -172,26 +162,25 @@ Result<SharedEvent::Handle> SharedEvent::create(int device) {
   Body::All& all = Body::all();
   std::lock_guard lock(all.mutex);
   std::erase_if(all.own, [](const auto& entry) { return entry.second.expired(); });
-  all.own[body.name_] = *made;
-  return Handle(new SharedEvent(std::move(*made)));
+  all.own[body.name_] = made;
+  return Handle(new SharedEvent(std::move(made)));
 }
 
 Result<SharedEvent::Handle> SharedEvent::open(const Name& name, int device) {
-  auto made = Body::on(device);
-  if (!made) return std::unexpected(made.error());
+  SHMB_TRY(made, Body::on(device));
   {
     Body::All& all = Body::all();
     std::lock_guard lock(all.mutex);
     if (const auto found = all.own.find(name); found != all.own.end())
       if (auto own = found->second.lock()) return Handle(new SharedEvent(std::move(own)));
   }
-  Body& body = **made;
+  Body& body = *made;
   IpcHandle handle;
   std::memcpy(handle.reserved, name.data(), sizeof handle.reserved);
   Code said = kSuccess;
   auto done =
       body.ask("cuIpcOpenEventHandle", [&](const Calls& cu) { return said = cu.ipc_open_event(&body.event_, handle); });
-  if (done) return Handle(new SharedEvent(std::move(*made)));
+  if (done) return Handle(new SharedEvent(std::move(made)));
   body.event_ = nullptr;
   Error failure = done.error();
   if (said == kInvalidValue || said == kInvalidHandle || said == kInvalidContext || said == kInvalidDevice ||
@@ -218,8 +207,7 @@ Result<void> SharedEvent::record(Stream stream) {
 Result<void> SharedEvent::wait(Stream stream) {
   return body_->beside(stream, [&]() -> Result<void> {
     int capturing = 0;
-    if (auto asked = body_->said(body_->driver_->stream_capturing(stream, &capturing), "cuStreamIsCapturing"); !asked)
-      return asked;
+    SHMB_TRY_VOID(body_->said(body_->driver_->stream_capturing(stream, &capturing), "cuStreamIsCapturing"));
     if (capturing != 0)  // the driver would refuse it too, and invalidate the capture
       return error(Status::not_supported,
                    "a stream that is being captured into a graph cannot wait for an event between processes: wait "
@@ -240,9 +228,8 @@ Result<bool> SharedEvent::done() {
 
 Result<void> SharedEvent::wait_host(client::Deadline deadline) {
   for (std::int64_t rest = kFirstRest;; rest = std::min(rest * 2, kLongestRest)) {
-    auto reached = done();
-    if (!reached) return std::unexpected(reached.error());
-    if (*reached) return {};
+    SHMB_TRY(reached, done());
+    if (reached) return {};
     if (deadline.passed())
       return error(Status::deadline,
                    "the event's last record is not done in time; whether who recorded it still lives an event cannot "

@@ -43,9 +43,8 @@ void StreamMarks::end(const Driver& driver) noexcept {
 }
 
 Result<std::size_t> StreamMarks::place(const Driver& driver, Stream stream) {
-  auto key = StreamKey::of(driver, stream);
-  if (!key) return std::unexpected(key.error());
-  if (const auto found = places_.find(*key); found != places_.end()) return found->second;
+  SHMB_TRY(key, StreamKey::of(driver, stream));
+  if (const auto found = places_.find(key); found != places_.end()) return found->second;
   std::size_t free = last_.size();
   if (free < kPlaces) {
     last_.push_back(0);
@@ -59,7 +58,7 @@ Result<std::size_t> StreamMarks::place(const Driver& driver, Stream stream) {
     free = old->second;
     places_.erase(old);
   }
-  return places_.emplace(*key, free).first->second;
+  return places_.emplace(key, free).first->second;
 }
 
 void StreamMarks::put(const Driver& driver, std::size_t place, Stream stream) noexcept {

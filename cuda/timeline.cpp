@@ -73,11 +73,10 @@ Result<Timeline::Handle> Timeline::create(const std::shared_ptr<client::Session>
   wish.words = spec.words;
   wish.replace = spec.replace;
   wish.name = spec.name;
-  auto made = client::gpu_timeline(*session, wish, deadline);
-  if (!made) return std::unexpected(made.error());
-  Handle handle(new Timeline(session, made->region, spec.words));
+  SHMB_TRY(made, client::gpu_timeline(*session, wish, deadline));
+  Handle handle(new Timeline(session, made.region, spec.words));
   handle->mark_ = std::move(*mark);
-  auto mapping = Mapping::map(made->memory.get(), 0, timeline::bytes_of(spec.words), Access::read_write);
+  auto mapping = Mapping::map(made.memory.get(), 0, timeline::bytes_of(spec.words), Access::read_write);
   if (!mapping) return system_failure(mapping.error(), "mapping a timeline");  // the handle gives the region back
   handle->own_ = std::move(*mapping);
   handle->memory_ = handle->own_.data();
@@ -89,15 +88,14 @@ Result<Timeline::Handle> Timeline::open(const std::shared_ptr<client::Session>& 
   auto mark = client::ForkMark::make();
   if (!mark) return system_failure(mark.error(), "the page that tells of a fork");
   client::AttachItem item{target, SHMBW_RIGHT_MAP_READ, client::kAttachTimeline};
-  auto region = client::attach_region(session, item, timeout, wait);
-  if (!region) return std::unexpected(region.error());
-  const std::uint64_t length = (*region)->facts().length;
+  SHMB_TRY(region, client::attach_region(session, item, timeout, wait));
+  const std::uint64_t length = region->facts().length;
   if (length == 0 || length % kWordBytes != 0 || length / kWordBytes > timeline::kMaxWords)
     return error(Status::invalid, "the region is no timeline: it has " + format_size(length));
-  Handle handle(new Timeline(session, (*region)->ref(), static_cast<std::uint32_t>(length / kWordBytes)));
+  Handle handle(new Timeline(session, region->ref(), static_cast<std::uint32_t>(length / kWordBytes)));
   handle->mark_ = std::move(*mark);
-  handle->memory_ = (*region)->data();
-  handle->region_ = std::move(*region);
+  handle->memory_ = region->data();
+  handle->region_ = std::move(region);
   return handle;
 }
 
@@ -167,7 +165,7 @@ std::unexpected<Error> Timeline::ended(std::uint32_t word, std::uint64_t value) 
 }
 
 Result<Timeline::Look> Timeline::look(std::uint32_t word) const {
-  if (auto fits = check(word); !fits) return std::unexpected(fits.error());
+  SHMB_TRY_VOID(check(word));
   const Word& one = at(word);
   Look seen;
   seen.counter = one.counter.load(std::memory_order_acquire);  // before the status, which the broker writes first
@@ -180,14 +178,13 @@ Result<Timeline::Look> Timeline::look(std::uint32_t word) const {
 Result<void> Timeline::register_page(const Driver& driver) {
   if (devices_->words != 0) return {};
   const Device home = handy_device(driver);
-  auto device = driver.at(home);
-  if (!device) return std::unexpected(device.error());
-  if (!producer() && !(*device)->read_only_register)
+  SHMB_TRY(device, driver.at(home));
+  if (!producer() && !device->read_only_register)
     return error(Status::not_supported,
-                 (*device)->name + " cannot register memory that is mapped read-only: wait on the host instead");
+                 device->name + " cannot register memory that is mapped read-only: wait on the host instead");
   const std::string object = "timeline " + std::to_string(ref_.id) + "." + std::to_string(ref_.generation);
-  auto scope = devices_->hold(driver, home).enter_primary();  // the caller's context may end before the timeline does
-  if (!scope) return std::unexpected(scope.error());
+  // The primary context: the caller's own may end before the timeline does.
+  SHMB_TRY(scope, devices_->hold(driver, home).enter_primary());
   const std::size_t bytes = (timeline::bytes_of(words_) + kSmallPage - 1) / kSmallPage * kSmallPage;
   const unsigned flags = kHostPortable | kHostDeviceMap | (producer() ? 0U : kHostReadOnly);
   const BesideCaptures beside(driver);
@@ -215,33 +212,29 @@ Result<ContextHold::Scope> Timeline::enter_context(const Driver& driver, Stream 
 }
 
 Result<Timeline::Way> Timeline::enter(std::uint32_t word, Stream stream) {
-  auto loaded = Driver::load();
-  if (!loaded) return std::unexpected(loaded.error());
-  const Driver& driver = **loaded;
-  if (auto can = driver.need(Feature::timeline); !can) return std::unexpected(can.error());
+  SHMB_TRY(loaded, Driver::load());
+  const Driver& driver = *loaded;
+  SHMB_TRY_VOID(driver.need(Feature::timeline));
   if (!devices_) devices_ = std::make_unique<OnDevices>();
-  auto scope = enter_context(driver, stream);
-  if (!scope) return std::unexpected(scope.error());
+  SHMB_TRY(scope, enter_context(driver, stream));
   Device ordinal = -1;
   if (const Code code = driver->context_device(&ordinal); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuCtxGetDevice", name(word)));
-  auto device = driver.at(ordinal);
-  if (!device) return std::unexpected(device.error());
-  if (!(*device)->mem_ops_64)
-    return error(Status::not_supported, (*device)->name + " has no 64-bit stream operations: wait on the host instead");
-  if (auto registered = register_page(driver); !registered) return std::unexpected(registered.error());
+  SHMB_TRY(device, driver.at(ordinal));
+  if (!device->mem_ops_64)
+    return error(Status::not_supported, device->name + " has no 64-bit stream operations: wait on the host instead");
+  SHMB_TRY_VOID(register_page(driver));
   int capturing = 0;
   if (const Code code = driver->stream_capturing(stream, &capturing); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuStreamIsCapturing", name(word)));
   if (capturing != 0)
     return error(Status::not_supported, "a stream that is being captured into a graph cannot use a timeline");
-  auto place = devices_->marks.place(driver, stream);
-  if (!place) return std::unexpected(place.error());
-  return Way{&driver, std::move(*scope), devices_->words + word * kWordBytes, *place};
+  SHMB_TRY(place, devices_->marks.place(driver, stream));
+  return Way{&driver, std::move(scope), devices_->words + word * kWordBytes, place};
 }
 
 Result<void> Timeline::signal(std::uint32_t word, std::uint64_t value, Stream stream) {
-  if (auto fits = check(word); !fits) return fits;
+  SHMB_TRY_VOID(check(word));
   if (!producer())
     return error(Status::denied, "only the producer of a timeline signals: this handle was opened, not created");
   std::lock_guard lock(mutex_);
@@ -253,20 +246,19 @@ Result<void> Timeline::signal(std::uint32_t word, std::uint64_t value, Stream st
   if (value - announced >= kLongestStep)
     return error(Status::invalid, name(word) + " has announced " + std::to_string(announced) + ": " +
                                       std::to_string(value) + " is too far ahead, one step is less than 2^61");
-  auto way = enter(word, stream);
-  if (!way) return std::unexpected(way.error());
-  const Driver& driver = *way->driver;
-  if (const Code code = driver->stream_write64(stream, way->address, value, kWriteDefault); code != kSuccess)
+  SHMB_TRY(way, enter(word, stream));
+  const Driver& driver = *way.driver;
+  if (const Code code = driver->stream_write64(stream, way.address, value, kWriteDefault); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuStreamWriteValue64", name(word)));
   one.announced.store(value, std::memory_order_release);
   one.wakes.fetch_add(1, std::memory_order_release);
-  (void)sys::futex_wake(one.wakes, INT_MAX);        // threads that wait in `wait` for the announcement
-  devices_->marks.put(driver, way->place, stream);  // it is announced: no failure from here on
+  (void)sys::futex_wake(one.wakes, INT_MAX);       // threads that wait in `wait` for the announcement
+  devices_->marks.put(driver, way.place, stream);  // it is announced: no failure from here on
   return {};
 }
 
 Result<void> Timeline::wait(std::uint32_t word, std::uint64_t value, Stream stream, client::Deadline announced) {
-  if (auto fits = check(word); !fits) return fits;
+  SHMB_TRY_VOID(check(word));
   Word& one = at(word);
   for (std::int64_t length = 0;;) {
     const std::uint32_t wakes = one.wakes.load(std::memory_order_acquire);
@@ -281,17 +273,16 @@ Result<void> Timeline::wait(std::uint32_t word, std::uint64_t value, Stream stre
     pause(one, wakes, length, announced);
   }
   std::lock_guard lock(mutex_);
-  auto way = enter(word, stream);
-  if (!way) return std::unexpected(way.error());
-  const Driver& driver = *way->driver;
-  if (const Code code = driver->stream_wait64(stream, way->address, value, kWaitGeq); code != kSuccess)
+  SHMB_TRY(way, enter(word, stream));
+  const Driver& driver = *way.driver;
+  if (const Code code = driver->stream_wait64(stream, way.address, value, kWaitGeq); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuStreamWaitValue64", name(word)));
-  devices_->marks.put(driver, way->place, stream);
+  devices_->marks.put(driver, way.place, stream);
   return {};
 }
 
 Result<void> Timeline::wait_host(std::uint32_t word, std::uint64_t value, client::Deadline deadline) const {
-  if (auto fits = check(word); !fits) return fits;
+  SHMB_TRY_VOID(check(word));
   Word& one = at(word);
   for (std::int64_t length = 0;;) {
     const std::uint32_t wakes = one.wakes.load(std::memory_order_acquire);

@@ -29,12 +29,11 @@ Result<Address> torch_allocate(std::uint64_t bytes, int device) {
   AllocateSpec spec;
   spec.device = device;
   spec.zero = false;  // torch does not promise zeroed memory either, and must not wait here
-  auto made = Region::allocate(nullptr, bytes, spec);
-  if (!made) return std::unexpected(made.error());
-  const Address address = (*made)->pointer();
+  SHMB_TRY(made, Region::allocate(nullptr, bytes, spec));
+  const Address address = made->pointer();
   TorchBlocks& all = torch_blocks();
   std::lock_guard lock(all.mutex);
-  all.by_address.emplace(address, std::move(*made));
+  all.by_address.emplace(address, std::move(made));
   return address;
 }
 
@@ -56,7 +55,7 @@ bool torch_free(Address address) {
 }
 
 Result<TorchBlock> torch_block(const std::shared_ptr<client::Session>& session, Address address) {
-  if (auto loaded = Driver::load(); !loaded) return std::unexpected(loaded.error());
+  SHMB_TRY_VOID(Driver::load());
   TorchBlock block;
   {
     TorchBlocks& all = torch_blocks();
@@ -74,7 +73,7 @@ Result<TorchBlock> torch_block(const std::shared_ptr<client::Session>& session, 
     return error(Status::not_found,
                  "shmb_torch_alloc did not make this memory: share memory of other allocators with "
                  "shmb_gpu_adopt (cuMemCreate) or shmb_gpu_lend (cudaMalloc)");
-  if (auto bound = block.region->bind(session); !bound) return std::unexpected(bound.error());
+  SHMB_TRY_VOID(block.region->bind(session));
   return block;
 }
 

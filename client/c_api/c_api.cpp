@@ -163,26 +163,24 @@ int shmb_thread_interruptible(int on) noexcept { return interrupt::set_enabled(o
 
 int shmb_connect(const shmb_connect_options* options, shmb_session** session, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = read_options(options);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, read_options(options));
     constexpr std::uint32_t flags = SHMB_CONNECT_LOCAL_OK | SHMB_CONNECT_NO_START | SHMB_CONNECT_ADMIN |
                                     SHMB_CONNECT_LOCAL_ONLY | SHMB_CONNECT_NO_GROUP;
-    if ((known->flags & ~flags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of connect");
-    if (known->timeout_ns == SHMB_FOREVER) return shmb::error(Status::invalid, "connect always has a deadline");
+    if ((known.flags & ~flags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of connect");
+    if (known.timeout_ns == SHMB_FOREVER) return shmb::error(Status::invalid, "connect always has a deadline");
     if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
     ConnectOptions wanted;
-    wanted.socket = text_or_empty(known->socket);
-    wanted.group = text_or_empty(known->group);
-    wanted.program = text_or_empty(known->program);
-    wanted.local_ok = (known->flags & SHMB_CONNECT_LOCAL_OK) != 0;
-    wanted.no_start = (known->flags & SHMB_CONNECT_NO_START) != 0;
-    wanted.admin = (known->flags & SHMB_CONNECT_ADMIN) != 0;
-    wanted.local_only = (known->flags & SHMB_CONNECT_LOCAL_ONLY) != 0;
-    wanted.no_group = (known->flags & SHMB_CONNECT_NO_GROUP) != 0;
-    wanted.timeout = known->timeout_ns;
-    auto opened = client::connect(wanted);
-    if (!opened) return std::unexpected(opened.error());
-    *session = new shmb_session{std::move(*opened)};
+    wanted.socket = text_or_empty(known.socket);
+    wanted.group = text_or_empty(known.group);
+    wanted.program = text_or_empty(known.program);
+    wanted.local_ok = (known.flags & SHMB_CONNECT_LOCAL_OK) != 0;
+    wanted.no_start = (known.flags & SHMB_CONNECT_NO_START) != 0;
+    wanted.admin = (known.flags & SHMB_CONNECT_ADMIN) != 0;
+    wanted.local_only = (known.flags & SHMB_CONNECT_LOCAL_ONLY) != 0;
+    wanted.no_group = (known.flags & SHMB_CONNECT_NO_GROUP) != 0;
+    wanted.timeout = known.timeout_ns;
+    SHMB_TRY(opened, client::connect(wanted));
+    *session = new shmb_session{std::move(opened)};
     return {};
   });
 }
@@ -191,15 +189,14 @@ void shmb_disconnect(shmb_session* session) noexcept { delete session; }
 
 int shmb_session_get_info(shmb_session* session, shmb_session_info* info, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    const SessionFacts facts = (*known)->facts();
+    SHMB_TRY(known, session_of(session));
+    const SessionFacts facts = known->facts();
     shmb_session_info out{};
     out.mode = facts.mode;
     out.started_by_us = facts.started_by_us ? 1 : 0;
     out.uid = facts.uid;
     out.broker_uid = facts.broker_uid;
-    out.lost = (*known)->lost() ? 1 : 0;
+    out.lost = known->lost() ? 1 : 0;
     out.protocol = facts.protocol;
     out.epoch = facts.epoch;
     out.session = facts.session;
@@ -217,9 +214,8 @@ const char* const* shmb_sharing_strategies(void) noexcept { return strategy_name
 int shmb_sharing_strategy(const char** name, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
     if (name == nullptr) return shmb::error(Status::invalid, "no place for the name was given");
-    auto now = strategy();
-    if (!now) return std::unexpected(now.error());
-    *name = name_of(*now);
+    SHMB_TRY(now, strategy());
+    *name = name_of(now);
     return {};
   });
 }
@@ -230,9 +226,8 @@ int shmb_set_sharing_strategy(const char* name, shmb_error* error) noexcept {
 
 int shmb_ping(shmb_session* session, int64_t timeout_ns, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->ping(Deadline::after(timeout_ns));
+    SHMB_TRY(known, session_of(session));
+    return known->ping(Deadline::after(timeout_ns));
   });
 }
 
@@ -258,21 +253,18 @@ int shmb_token_parse(const char* text, uint8_t token[16]) noexcept {
 int shmb_group_create(shmb_session* session, const shmb_group_options* options, shmb_group* group,
                       shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto wanted = read_options(options);
-    if (!wanted) return std::unexpected(wanted.error());
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(wanted, read_options(options));
     if (group == nullptr) return shmb::error(Status::invalid, "no place for the group was given");
     GroupSpec spec;
-    spec.name = text_or_empty(wanted->name);
-    spec.limit_bytes = wanted->limit_bytes;
-    spec.limit_regions = wanted->limit_regions;
-    spec.flags = wanted->flags;
-    spec.keep = wanted->keep_ns;
-    auto made = (*known)->create_group(spec, Deadline::after(wanted->timeout_ns));
-    if (!made) return std::unexpected(made.error());
-    group->id = made->id;
-    std::ranges::copy(made->token.bytes, group->token);
+    spec.name = text_or_empty(wanted.name);
+    spec.limit_bytes = wanted.limit_bytes;
+    spec.limit_regions = wanted.limit_regions;
+    spec.flags = wanted.flags;
+    spec.keep = wanted.keep_ns;
+    SHMB_TRY(made, known->create_group(spec, Deadline::after(wanted.timeout_ns)));
+    group->id = made.id;
+    std::ranges::copy(made.token.bytes, group->token);
     return {};
   });
 }
@@ -280,11 +272,9 @@ int shmb_group_create(shmb_session* session, const shmb_group_options* options, 
 int shmb_group_join(shmb_session* session, const char* group, uint32_t flags, int64_t timeout_ns, uint64_t* id,
                     shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto joined = (*known)->join_group(text_or_empty(group), flags, Deadline::after(timeout_ns));
-    if (!joined) return std::unexpected(joined.error());
-    if (id != nullptr) *id = *joined;
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(joined, known->join_group(text_or_empty(group), flags, Deadline::after(timeout_ns)));
+    if (id != nullptr) *id = joined;
     return {};
   });
 }
@@ -295,11 +285,9 @@ void shmb_user_group(char name[SHMB_MAX_NAME + 1]) noexcept {
 
 int shmb_group_join_user(shmb_session* session, int64_t timeout_ns, uint64_t* id, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto joined = join_user_group(**known, Deadline::after(timeout_ns));
-    if (!joined) return std::unexpected(joined.error());
-    if (id != nullptr) *id = *joined;
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(joined, join_user_group(*known, Deadline::after(timeout_ns)));
+    if (id != nullptr) *id = joined;
     return {};
   });
 }
@@ -307,22 +295,18 @@ int shmb_group_join_user(shmb_session* session, int64_t timeout_ns, uint64_t* id
 int shmb_group_join_token(shmb_session* session, const uint8_t token[16], uint32_t flags, int64_t timeout_ns,
                           uint64_t* id, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if (token == nullptr) return shmb::error(Status::invalid, "no token was given");
-    auto joined = (*known)->join_group(to_token(token), flags, Deadline::after(timeout_ns));
-    if (!joined) return std::unexpected(joined.error());
-    if (id != nullptr) *id = *joined;
+    SHMB_TRY(joined, known->join_group(to_token(token), flags, Deadline::after(timeout_ns)));
+    if (id != nullptr) *id = joined;
     return {};
   });
 }
 
 int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto left = (*known)->leave_group(group, Deadline::after(timeout_ns));
-    if (!left) return std::unexpected(left.error());
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY_VOID(known->leave_group(group, Deadline::after(timeout_ns)));
     return {};
   });
 }
@@ -330,20 +314,17 @@ int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns, 
 int shmb_group_end(shmb_session* session, uint64_t group, const char* name, uint32_t flags, int64_t timeout_ns,
                    shmb_group_ending* ending, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto ended = (*known)->end_group(group, text_or_empty(name), flags, Deadline::after(timeout_ns));
-    if (!ended) return std::unexpected(ended.error());
-    if (ending != nullptr) *ending = {ended->members, ended->regions, ended->bytes_freed};
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(ended, known->end_group(group, text_or_empty(name), flags, Deadline::after(timeout_ns)));
+    if (ending != nullptr) *ending = {ended.members, ended.regions, ended.bytes_freed};
     return {};
   });
 }
 
 int shmb_group_wait(shmb_session* session, uint64_t group, int64_t wait_ns, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->wait_group(group, Deadline::after(0), Deadline::after(wait_ns, SHMB_GROUP_WAIT));
+    SHMB_TRY(known, session_of(session));
+    return known->wait_group(group, Deadline::after(0), Deadline::after(wait_ns, SHMB_GROUP_WAIT));
   });
 }
 
@@ -352,7 +333,7 @@ int shmb_group_variable(const char* name, const uint8_t token[16], char text[SHM
   return guarded(error, [&]() -> Result<void> {
     if (token == nullptr || text == nullptr) return shmb::error(Status::invalid, "no token or no place was given");
     const std::string wanted = text_or_empty(name);
-    if (auto checked = names::check(wanted, "group name"); !checked) return checked;
+    SHMB_TRY_VOID(names::check(wanted, "group name"));
     std::uint8_t copy[16];
     std::memcpy(copy, token, sizeof copy);
     const std::string variable = names::format_group_variable(wanted, copy);
@@ -364,59 +345,51 @@ int shmb_group_variable(const char* name, const uint8_t token[16], char text[SHM
 int shmb_watch(shmb_session* session, const shmb_watch_options* options, uint64_t* watch, uint32_t* state,
                shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto wanted = read_options(options);
-    if (!wanted) return std::unexpected(wanted.error());
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(wanted, read_options(options));
     if (watch == nullptr) return shmb::error(Status::invalid, "no place for the subscription was given");
     WatchSpec spec;
-    spec.kind = static_cast<shmbw_watch_kind>(wanted->kind);
-    if (wanted->kind < SHMB_WATCH_REGION || wanted->kind > SHMB_WATCH_RECLAIM)
+    spec.kind = static_cast<shmbw_watch_kind>(wanted.kind);
+    if (wanted.kind < SHMB_WATCH_REGION || wanted.kind > SHMB_WATCH_RECLAIM)
       return shmb::error(Status::invalid, "an unknown kind of watch");
-    const std::uint64_t epoch = (*known)->facts().epoch;
-    if (wanted->region.epoch != 0 && wanted->region.epoch != epoch)
+    const std::uint64_t epoch = known->facts().epoch;
+    if (wanted.region.epoch != 0 && wanted.region.epoch != epoch)
       return shmb::error(Status::stale, "the region's identity is from another life of the broker");
-    spec.events = wanted->events;
-    spec.region = to_ref(wanted->region);
-    spec.group = wanted->group;
-    spec.address = text_or_empty(wanted->address);
-    auto made = (*known)->watch(spec, Deadline::after(wanted->timeout_ns));
-    if (!made) return std::unexpected(made.error());
-    *watch = made->id;
-    if (state != nullptr) *state = made->state;
+    spec.events = wanted.events;
+    spec.region = to_ref(wanted.region);
+    spec.group = wanted.group;
+    spec.address = text_or_empty(wanted.address);
+    SHMB_TRY(made, known->watch(spec, Deadline::after(wanted.timeout_ns)));
+    *watch = made.id;
+    if (state != nullptr) *state = made.state;
     return {};
   });
 }
 
 int shmb_unwatch(shmb_session* session, uint64_t watch, int64_t timeout_ns, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->unwatch(watch, Deadline::after(timeout_ns));
+    SHMB_TRY(known, session_of(session));
+    return known->unwatch(watch, Deadline::after(timeout_ns));
   });
 }
 
 int shmb_event_descriptor(shmb_session* session, int* fd, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if (fd == nullptr) return shmb::error(Status::invalid, "no place for the descriptor was given");
-    auto made = (*known)->event_descriptor();
-    if (!made) return std::unexpected(made.error());
-    *fd = *made;
+    SHMB_TRY(made, known->event_descriptor());
+    *fd = made;
     return {};
   });
 }
 
 int shmb_next_event(shmb_session* session, int64_t wait_ns, shmb_event* event, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if (event == nullptr || event->size < sizeof(std::size_t))
       return shmb::error(Status::invalid, "the size field of the struct to fill is not set");
-    auto next = (*known)->next_event(Deadline::after(wait_ns));
-    if (!next) return std::unexpected(next.error());
-    return write_struct(to_c(*next, (*known)->facts().epoch), event);
+    SHMB_TRY(next, known->next_event(Deadline::after(wait_ns)));
+    return write_struct(to_c(next, known->facts().epoch), event);
   });
 }
 

@@ -29,35 +29,34 @@ Result<Queue*> queue_of(shmb_queue* queue) {
 }
 
 Result<QueueSpec> to_spec(const shmb_queue_options* options) {
-  auto wanted = read_options(options);
-  if (!wanted) return std::unexpected(wanted.error());
-  if (wanted->reserved != 0) return error(Status::too_new, "the reserved field of a queue's options is not 0");
+  SHMB_TRY(wanted, read_options(options));
+  if (wanted.reserved != 0) return error(Status::too_new, "the reserved field of a queue's options is not 0");
   constexpr std::uint32_t flags = SHMB_QUEUE_DROP_OLDEST | SHMB_QUEUE_EXPIRING | SHMB_QUEUE_AT_LEAST_ONCE |
                                   SHMB_QUEUE_CREATE_ONLY | SHMB_QUEUE_OPEN_ONLY;
-  if ((wanted->flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of a queue");
-  if ((wanted->role & ~unsigned{SHMB_QUEUE_READER | SHMB_QUEUE_WRITER}) != 0)
+  if ((wanted.flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of a queue");
+  if ((wanted.role & ~unsigned{SHMB_QUEUE_READER | SHMB_QUEUE_WRITER}) != 0)
     return error(Status::unknown_flags, "an unknown role in a queue");
-  if (wanted->kind > SHMB_QUEUE_BROADCAST)
+  if (wanted.kind > SHMB_QUEUE_BROADCAST)
     return error(Status::invalid, "the kind of a queue is SHMB_QUEUE_SPSC, SHMB_QUEUE_MPMC or SHMB_QUEUE_BROADCAST");
-  if (wanted->inline_bytes != 0 && wanted->inline_bytes != 56 && wanted->inline_bytes != 120)
-    return error(Status::invalid, "a queue has 56 or 120 inline bytes, not " + std::to_string(wanted->inline_bytes));
+  if (wanted.inline_bytes != 0 && wanted.inline_bytes != 56 && wanted.inline_bytes != 120)
+    return error(Status::invalid, "a queue has 56 or 120 inline bytes, not " + std::to_string(wanted.inline_bytes));
   QueueSpec spec;
-  spec.kind = static_cast<pool::QueueKind>(wanted->kind);
-  spec.reader = (wanted->role & SHMB_QUEUE_READER) != 0;
-  spec.writer = (wanted->role & SHMB_QUEUE_WRITER) != 0;
-  if ((wanted->flags & SHMB_QUEUE_DROP_OLDEST) != 0) spec.flags |= pool::kQueueDropOldest;
-  if ((wanted->flags & SHMB_QUEUE_EXPIRING) != 0) spec.flags |= pool::kQueueExpiring;
-  if ((wanted->flags & SHMB_QUEUE_AT_LEAST_ONCE) != 0) spec.flags |= pool::kQueueAtLeastOnce;
-  spec.create_only = (wanted->flags & SHMB_QUEUE_CREATE_ONLY) != 0;
-  spec.open_only = (wanted->flags & SHMB_QUEUE_OPEN_ONLY) != 0;
-  if (wanted->cells != 0) spec.cells = wanted->cells;
-  if (wanted->inline_bytes != 0) spec.cell_size = wanted->inline_bytes + 8;
-  if (wanted->spin_ns == SHMB_NO_WAIT) spec.spin = 0;
-  else if (wanted->spin_ns < 0)
+  spec.kind = static_cast<pool::QueueKind>(wanted.kind);
+  spec.reader = (wanted.role & SHMB_QUEUE_READER) != 0;
+  spec.writer = (wanted.role & SHMB_QUEUE_WRITER) != 0;
+  if ((wanted.flags & SHMB_QUEUE_DROP_OLDEST) != 0) spec.flags |= pool::kQueueDropOldest;
+  if ((wanted.flags & SHMB_QUEUE_EXPIRING) != 0) spec.flags |= pool::kQueueExpiring;
+  if ((wanted.flags & SHMB_QUEUE_AT_LEAST_ONCE) != 0) spec.flags |= pool::kQueueAtLeastOnce;
+  spec.create_only = (wanted.flags & SHMB_QUEUE_CREATE_ONLY) != 0;
+  spec.open_only = (wanted.flags & SHMB_QUEUE_OPEN_ONLY) != 0;
+  if (wanted.cells != 0) spec.cells = wanted.cells;
+  if (wanted.inline_bytes != 0) spec.cell_size = wanted.inline_bytes + 8;
+  if (wanted.spin_ns == SHMB_NO_WAIT) spec.spin = 0;
+  else if (wanted.spin_ns < 0)
     return error(Status::invalid, "shmb_queue_options.spin_ns is not negative, or SHMB_NO_WAIT");
-  else if (wanted->spin_ns != 0) spec.spin = wanted->spin_ns, spec.spin_always = true;
-  spec.wait = wanted->wait_ns;
-  spec.timeout = wanted->timeout_ns;
+  else if (wanted.spin_ns != 0) spec.spin = wanted.spin_ns, spec.spin_always = true;
+  spec.wait = wanted.wait_ns;
+  spec.timeout = wanted.timeout_ns;
   return spec;
 }
 
@@ -85,7 +84,7 @@ class Parts {
     if (message.count > few_.size()) many_.resize(message.count);
     const auto parts = message.count > few_.size() ? std::span(many_) : std::span(few_).first(message.count);
     std::ranges::fill(parts, OutPart{});
-    if (auto known = to_parts(message.parts, parts); !known) return std::unexpected(known.error());
+    SHMB_TRY_VOID(to_parts(message.parts, parts));
     return parts;
   }
 
@@ -131,15 +130,12 @@ extern "C" {
 int shmb_queue_open(shmb_pool* pool, const char* name, const shmb_queue_options* options, shmb_queue** queue,
                     shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = pool_of(pool);
-    if (!known) return std::unexpected(known.error());
-    auto spec = to_spec(options);
-    if (!spec) return std::unexpected(spec.error());
+    SHMB_TRY(known, pool_of(pool));
+    SHMB_TRY(spec, to_spec(options));
     if (queue == nullptr) return shmb::error(Status::invalid, "no place for the queue was given");
-    spec->name = text_or_empty(name);
-    auto opened = Queue::open(*known, *spec);
-    if (!opened) return std::unexpected(opened.error());
-    *queue = new shmb_queue{std::move(*opened)};
+    spec.name = text_or_empty(name);
+    SHMB_TRY(opened, Queue::open(known, spec));
+    *queue = new shmb_queue{std::move(opened)};
     return {};
   });
 }
@@ -147,14 +143,11 @@ int shmb_queue_open(shmb_pool* pool, const char* name, const shmb_queue_options*
 int shmb_queue_open_alone(shmb_session* session, const char* address, const shmb_queue_options* options,
                           shmb_queue** queue, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto spec = to_spec(options);
-    if (!spec) return std::unexpected(spec.error());
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(spec, to_spec(options));
     if (queue == nullptr) return shmb::error(Status::invalid, "no place for the queue was given");
-    auto opened = Queue::open_alone(*known, text_or_empty(address), *spec);
-    if (!opened) return std::unexpected(opened.error());
-    *queue = new shmb_queue{std::move(*opened)};
+    SHMB_TRY(opened, Queue::open_alone(known, text_or_empty(address), spec));
+    *queue = new shmb_queue{std::move(opened)};
     return {};
   });
 }
@@ -176,49 +169,45 @@ int shmb_queue_close(shmb_queue* queue, uint32_t flags, shmb_error* error) noexc
 
 int shmb_queue_shutdown(shmb_queue* queue, uint32_t flags, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = queue_of(queue);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, queue_of(queue));
     if ((flags & ~unsigned{SHMB_QUEUE_CLOSE_ALL | SHMB_QUEUE_CLOSE_REMOVE}) != 0)
       return shmb::error(Status::unknown_flags, "an unknown flag of shutdown");
-    return (*known)->shutdown((flags & SHMB_QUEUE_CLOSE_REMOVE) != 0);
+    return known->shutdown((flags & SHMB_QUEUE_CLOSE_REMOVE) != 0);
   });
 }
 
 int shmb_queue_drain(shmb_queue* queue, int64_t wait_ns, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = queue_of(queue);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->drain(wait_ns);
+    SHMB_TRY(known, queue_of(queue));
+    return known->drain(wait_ns);
   });
 }
 
 int shmb_queue_get_info(shmb_queue* queue, shmb_queue_info* info, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = queue_of(queue);
-    if (!known) return std::unexpected(known.error());
-    auto facts = (*known)->facts();
-    if (!facts) return std::unexpected(facts.error());
+    SHMB_TRY(known, queue_of(queue));
+    SHMB_TRY(facts, known->facts());
     shmb_queue_info out{};
-    out.kind = static_cast<std::uint32_t>(facts->kind);
-    out.role = (facts->reader ? unsigned{SHMB_QUEUE_READER} : 0U) | (facts->writer ? unsigned{SHMB_QUEUE_WRITER} : 0U);
-    if ((facts->flags & pool::kQueueDropOldest) != 0) out.flags |= SHMB_QUEUE_DROP_OLDEST;
-    if ((facts->flags & pool::kQueueExpiring) != 0) out.flags |= SHMB_QUEUE_EXPIRING;
-    if ((facts->flags & pool::kQueueAtLeastOnce) != 0) out.flags |= SHMB_QUEUE_AT_LEAST_ONCE;
-    out.cells = facts->cells;
-    out.inline_bytes = facts->inline_bytes;
-    out.readers = facts->readers;
-    out.writers = facts->writers;
-    out.closed = facts->closed ? 1 : 0;
-    out.lanes = facts->lanes;
-    out.deaths = facts->deaths;
-    out.depth = facts->depth;
-    out.lost = facts->lost;
-    out.sent = facts->sent;
-    out.received = facts->received;
-    out.expired = facts->expired;
-    out.pool = facts->pool;
-    copy_text(out.name, facts->name);
-    out.in_regions = facts->in_regions;
+    out.kind = static_cast<std::uint32_t>(facts.kind);
+    out.role = (facts.reader ? unsigned{SHMB_QUEUE_READER} : 0U) | (facts.writer ? unsigned{SHMB_QUEUE_WRITER} : 0U);
+    if ((facts.flags & pool::kQueueDropOldest) != 0) out.flags |= SHMB_QUEUE_DROP_OLDEST;
+    if ((facts.flags & pool::kQueueExpiring) != 0) out.flags |= SHMB_QUEUE_EXPIRING;
+    if ((facts.flags & pool::kQueueAtLeastOnce) != 0) out.flags |= SHMB_QUEUE_AT_LEAST_ONCE;
+    out.cells = facts.cells;
+    out.inline_bytes = facts.inline_bytes;
+    out.readers = facts.readers;
+    out.writers = facts.writers;
+    out.closed = facts.closed ? 1 : 0;
+    out.lanes = facts.lanes;
+    out.deaths = facts.deaths;
+    out.depth = facts.depth;
+    out.lost = facts.lost;
+    out.sent = facts.sent;
+    out.received = facts.received;
+    out.expired = facts.expired;
+    out.pool = facts.pool;
+    copy_text(out.name, facts.name);
+    out.in_regions = facts.in_regions;
     return write_struct(out, info);
   });
 }
@@ -249,9 +238,8 @@ int shmb_queue_send_message(shmb_queue* queue, const shmb_outgoing* message, int
     if (queue == nullptr || message == nullptr)
       return shmb::error(Status::invalid, "no queue, or no message, was given");
     Parts parts;
-    auto known = parts.of(*message);
-    if (!known) return std::unexpected(known.error());
-    return queue->it->send(*known, message->type, message->lifetime_ns, wait_ns);
+    SHMB_TRY(known, parts.of(*message));
+    return queue->it->send(known, message->type, message->lifetime_ns, wait_ns);
   });
 }
 
@@ -263,9 +251,8 @@ int shmb_queue_send_many(shmb_queue* queue, const shmb_outgoing* messages, size_
       return shmb::error(Status::invalid, "no queue, or no messages, were given");
     Parts parts;
     auto next = [&](std::size_t i) -> Result<Queue::Outgoing> {
-      auto known = parts.of(messages[i]);
-      if (!known) return std::unexpected(known.error());
-      return Queue::Outgoing{*known, messages[i].type, messages[i].lifetime_ns};
+      SHMB_TRY(known, parts.of(messages[i]));
+      return Queue::Outgoing{known, messages[i].type, messages[i].lifetime_ns};
     };
     return queue->it->send_many(count, std::ref(next), wait_ns, done);
   });
@@ -314,30 +301,29 @@ int shmb_queue_receive_many(shmb_queue* queue, shmb_message* const* messages, si
       if (messages[i] == nullptr) return shmb::error(Status::invalid, "one of the messages is NULL");
       inside.push_back(&messages[i]->it);
     }
-    auto received = queue->it->receive_many(inside, wait_ns);
-    if (!received) return std::unexpected(received.error());
-    *count = *received;
+    SHMB_TRY(received, queue->it->receive_many(inside, wait_ns));
+    *count = received;
     return {};
   });
 }
 
 int shmb_message_done(shmb_message* message, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    if (auto known = known_message(message); !known) return known;
+    SHMB_TRY_VOID(known_message(message));
     return message->it.done();
   });
 }
 
 int shmb_message_give_back(shmb_message* message, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    if (auto known = known_message(message); !known) return known;
+    SHMB_TRY_VOID(known_message(message));
     return message->it.give_back();
   });
 }
 
 int shmb_message_keep(shmb_message* message, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    if (auto known = known_message(message); !known) return known;
+    SHMB_TRY_VOID(known_message(message));
     return message->it.keep();
   });
 }
@@ -356,7 +342,7 @@ uint64_t shmb_message_length(const shmb_message* message) noexcept {
 
 int shmb_message_part(const shmb_message* message, size_t number, shmb_part* part, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    if (auto known = known_message(message); !known) return known;
+    SHMB_TRY_VOID(known_message(message));
     if (part == nullptr) return shmb::error(Status::invalid, "no place for the part was given");
     if (number >= message->it.count())
       return shmb::error(Status::invalid, "the message has " + std::to_string(message->it.count()) + " parts, no " +
@@ -368,23 +354,21 @@ int shmb_message_part(const shmb_message* message, size_t number, shmb_part* par
 
 int shmb_message_take_slot(shmb_message* message, size_t number, shmb_slot* slot, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    if (auto known = known_message(message); !known) return known;
+    SHMB_TRY_VOID(known_message(message));
     if (slot == nullptr) return shmb::error(Status::invalid, "no place for the slot was given");
-    auto taken = message->it.take_slot(number);
-    if (!taken) return std::unexpected(taken.error());
-    *slot = c_api::to_c(*taken);
+    SHMB_TRY(taken, message->it.take_slot(number));
+    *slot = c_api::to_c(taken);
     return {};
   });
 }
 
 int shmb_message_take_region(shmb_message* message, size_t number, shmb_region** region, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    if (auto known = known_message(message); !known) return known;
+    SHMB_TRY_VOID(known_message(message));
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
     auto handle = std::make_unique<shmb_region>();
-    auto taken = message->it.take_region(number);
-    if (!taken) return std::unexpected(taken.error());
-    handle->it = std::move(*taken);
+    SHMB_TRY(taken, message->it.take_region(number));
+    handle->it = std::move(taken);
     *region = handle.release();
     return {};
   });
@@ -392,12 +376,10 @@ int shmb_message_take_region(shmb_message* message, size_t number, shmb_region**
 
 int shmb_queue_descriptor(shmb_queue* queue, int* fd, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = queue_of(queue);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, queue_of(queue));
     if (fd == nullptr) return shmb::error(Status::invalid, "no place for the descriptor was given");
-    auto descriptor = (*known)->descriptor();
-    if (!descriptor) return std::unexpected(descriptor.error());
-    *fd = *descriptor;
+    SHMB_TRY(descriptor, known->descriptor());
+    *fd = descriptor;
     return {};
   });
 }
@@ -421,7 +403,7 @@ int shmb_queue_set_add(shmb_queue_set* set, shmb_queue* queue, void* tag, shmb_e
   return guarded(error, [&]() -> Result<void> {
     if (set == nullptr || queue == nullptr) return shmb::error(Status::invalid, "no set, or no queue, was given");
     set->members.reserve(set->members.size() + 1);
-    if (auto added = set->it.add(*queue->it, tag); !added) return added;
+    SHMB_TRY_VOID(set->it.add(*queue->it, tag));
     set->members.push_back({queue->it.get(), queue});
     return {};
   });
@@ -430,7 +412,7 @@ int shmb_queue_set_add(shmb_queue_set* set, shmb_queue* queue, void* tag, shmb_e
 int shmb_queue_set_remove(shmb_queue_set* set, shmb_queue* queue, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
     if (set == nullptr || queue == nullptr) return shmb::error(Status::invalid, "no set, or no queue, was given");
-    if (auto removed = set->it.remove(*queue->it); !removed) return removed;
+    SHMB_TRY_VOID(set->it.remove(*queue->it));
     std::erase_if(set->members, [&](const auto& member) { return member.outside == queue; });
     return {};
   });
@@ -441,11 +423,10 @@ int shmb_queue_set_wait(shmb_queue_set* set, int64_t wait_ns, shmb_queue** queue
   return guarded(error, [&]() -> Result<void> {
     if (set == nullptr || queue == nullptr)
       return shmb::error(Status::invalid, "no set, or no place for the queue, was given");
-    auto ready = set->it.wait(wait_ns);
-    if (!ready) return std::unexpected(ready.error());
+    SHMB_TRY(ready, set->it.wait(wait_ns));
     for (const auto& member : set->members)
-      if (member.inside == ready->queue) *queue = member.outside;
-    if (tag != nullptr) *tag = ready->tag;
+      if (member.inside == ready.queue) *queue = member.outside;
+    if (tag != nullptr) *tag = ready.tag;
     return {};
   });
 }
@@ -453,9 +434,8 @@ int shmb_queue_set_wait(shmb_queue_set* set, int64_t wait_ns, shmb_queue** queue
 int shmb_queue_set_descriptor(shmb_queue_set* set, int* fd, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
     if (set == nullptr || fd == nullptr) return shmb::error(Status::invalid, "no set, or no place, was given");
-    auto descriptor = set->it.descriptor();
-    if (!descriptor) return std::unexpected(descriptor.error());
-    *fd = *descriptor;
+    SHMB_TRY(descriptor, set->it.descriptor());
+    *fd = descriptor;
     return {};
   });
 }

@@ -17,48 +17,42 @@ constexpr std::uint32_t kCreateFlags = (SHMBW_CREATE_KNOWN & ~std::uint32_t{SHMB
 constexpr std::uint32_t kAttachFlags = kAttachUnmapped | kAttachNoPopulate;
 
 Result<CreateItem> create_item(std::uint64_t length, const shmb_create_options* options) {
-  auto wanted = read_options(options);
-  if (!wanted) return std::unexpected(wanted.error());
-  if ((wanted->flags & ~kCreateFlags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of create");
-  if ((wanted->rights & ~static_cast<std::uint32_t>(SHMB_RIGHT_ALL)) != 0)
+  SHMB_TRY(wanted, read_options(options));
+  if ((wanted.flags & ~kCreateFlags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of create");
+  if ((wanted.rights & ~static_cast<std::uint32_t>(SHMB_RIGHT_ALL)) != 0)
     return shmb::error(Status::unknown_flags, "an unknown right");
   CreateItem item;
   item.length = length;
-  item.name = text_or_empty(wanted->name);
-  item.group = wanted->group;
-  item.keep = wanted->keep_ns;
-  item.flags = wanted->flags;
-  item.rights = wanted->rights;
+  item.name = text_or_empty(wanted.name);
+  item.group = wanted.group;
+  item.keep = wanted.keep_ns;
+  item.flags = wanted.flags;
+  item.rights = wanted.rights;
   return item;
 }
 
 Result<void> attach(shmb_session* session, Result<Target> target, const shmb_attach_options* options,
                     shmb_region** region) {
-  auto known = session_of(session);
-  if (!known) return std::unexpected(known.error());
-  auto wanted = read_options(options);
-  if (!wanted) return std::unexpected(wanted.error());
+  SHMB_TRY(known, session_of(session));
+  SHMB_TRY(wanted, read_options(options));
   if (!target) return std::unexpected(target.error());
-  if ((wanted->flags & ~kAttachFlags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of attach");
-  if ((wanted->rights & ~static_cast<std::uint32_t>(SHMB_RIGHT_ALL)) != 0)
+  if ((wanted.flags & ~kAttachFlags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of attach");
+  if ((wanted.rights & ~static_cast<std::uint32_t>(SHMB_RIGHT_ALL)) != 0)
     return shmb::error(Status::unknown_flags, "an unknown right");
   if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
-  AttachItem item{std::move(*target), wanted->rights, wanted->flags};
-  auto attached = attach_region(*known, item, wanted->timeout_ns, wanted->wait_ns);
-  if (!attached) return std::unexpected(attached.error());
-  *region = new shmb_region{std::move(*attached)};
+  AttachItem item{std::move(*target), wanted.rights, wanted.flags};
+  SHMB_TRY(attached, attach_region(known, item, wanted.timeout_ns, wanted.wait_ns));
+  *region = new shmb_region{std::move(attached)};
   return {};
 }
 
 Result<void> make_ticket(shmb_region* region, std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
                          std::uint32_t flags, Deadline deadline, std::uint8_t* ticket, std::int64_t* expires) {
-  auto known = region_of(region);
-  if (!known) return std::unexpected(known.error());
+  SHMB_TRY(known, region_of(region));
   if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
-  auto made = (*known)->make_ticket(rights, uses, lifetime, deadline, flags);
-  if (!made) return std::unexpected(made.error());
-  std::ranges::copy(made->token.bytes, ticket);
-  if (expires != nullptr) *expires = made->expires;
+  SHMB_TRY(made, known->make_ticket(rights, uses, lifetime, deadline, flags));
+  std::ranges::copy(made.token.bytes, ticket);
+  if (expires != nullptr) *expires = made.expires;
   return {};
 }
 
@@ -83,10 +77,9 @@ Result<void> hand_out(std::vector<Result<Region::Handle>>& results, shmb_region*
 }
 
 Result<void> fill(shmb_session* session, const RegionRow& row, shmb_region_stat* stat) {
-  auto known = session_of(session);
-  if (!known) return std::unexpected(known.error());
+  SHMB_TRY(known, session_of(session));
   shmb_region_stat out{};
-  out.id = to_id(row.record.region, (*known)->facts().epoch);
+  out.id = to_id(row.record.region, known->facts().epoch);
   out.length = row.record.length;
   out.bytes = row.record.bytes;
   out.touched = row.record.touched;
@@ -119,14 +112,11 @@ extern "C" {
 int shmb_create(shmb_session* session, uint64_t length, const shmb_create_options* options, shmb_region** region,
                 shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto item = create_item(length, options);
-    if (!item) return std::unexpected(item.error());
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(item, create_item(length, options));
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
-    auto made = create_region(*known, *item, options == nullptr ? 0 : options->timeout_ns);
-    if (!made) return std::unexpected(made.error());
-    *region = new shmb_region{std::move(*made)};
+    SHMB_TRY(made, create_region(known, item, options == nullptr ? 0 : options->timeout_ns));
+    *region = new shmb_region{std::move(made)};
     return {};
   });
 }
@@ -134,17 +124,15 @@ int shmb_create(shmb_session* session, uint64_t length, const shmb_create_option
 int shmb_create_many(shmb_session* session, const shmb_create_item* items, size_t count, int64_t timeout_ns,
                      shmb_region** regions, int* statuses, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if (count != 0 && (items == nullptr || regions == nullptr))
       return shmb::error(Status::invalid, "no items or no place for the regions was given");
     std::vector<CreateItem> wanted;
     for (std::size_t i = 0; i < count; ++i) {
-      auto item = create_item(items[i].length, items[i].options);
-      if (!item) return std::unexpected(item.error());
-      wanted.push_back(std::move(*item));
+      SHMB_TRY(item, create_item(items[i].length, items[i].options));
+      wanted.push_back(std::move(item));
     }
-    auto results = create_regions(*known, wanted, timeout_ns);
+    auto results = create_regions(known, wanted, timeout_ns);
     return hand_out(results, regions, statuses);
   });
 }
@@ -173,30 +161,26 @@ int shmb_attach_ticket(shmb_session* session, const uint8_t ticket[16], const sh
 int shmb_attach_many(shmb_session* session, const shmb_attach_item* items, size_t count, int64_t timeout_ns,
                      shmb_region** regions, int* statuses, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if (count != 0 && (items == nullptr || regions == nullptr))
       return shmb::error(Status::invalid, "no items or no place for the regions was given");
     std::vector<AttachItem> wanted;
     for (std::size_t i = 0; i < count; ++i) {
-      auto target = target_of(items[i]);
-      if (!target) return std::unexpected(target.error());
+      SHMB_TRY(target, target_of(items[i]));
       if ((items[i].flags & ~kAttachFlags) != 0) return shmb::error(Status::unknown_flags, "an unknown flag of attach");
-      wanted.push_back({std::move(*target), items[i].rights, items[i].flags});
+      wanted.push_back({std::move(target), items[i].rights, items[i].flags});
     }
-    auto results = attach_regions(*known, wanted, timeout_ns);
+    auto results = attach_regions(known, wanted, timeout_ns);
     return hand_out(results, regions, statuses);
   });
 }
 
 int shmb_adopt_fd(shmb_session* session, int fd, uint32_t rights, shmb_region** region, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if (region == nullptr) return shmb::error(Status::invalid, "no place for the region was given");
-    auto made = adopt_local(*known, fd, rights);
-    if (!made) return std::unexpected(made.error());
-    *region = new shmb_region{std::move(*made)};
+    SHMB_TRY(made, adopt_local(known, fd, rights));
+    *region = new shmb_region{std::move(made)};
     return {};
   });
 }
@@ -242,51 +226,44 @@ int shmb_region_session(const shmb_region* region, shmb_session** session, shmb_
 int shmb_region_map(shmb_region* region, uint64_t offset, uint64_t length, uint32_t access, void** address,
                     shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = region_of(region);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, region_of(region));
     if (access > SHMB_ACCESS_READ_WRITE) return shmb::error(Status::invalid, "an unknown kind of access");
     if (address == nullptr) return shmb::error(Status::invalid, "no place for the address was given");
-    auto mapped = (*known)->map_part(offset, length, access == SHMB_ACCESS_READ ? Access::read : Access::read_write,
-                                     Deadline::after(0));
-    if (!mapped) return std::unexpected(mapped.error());
-    *address = *mapped;
+    SHMB_TRY(mapped, known->map_part(offset, length, access == SHMB_ACCESS_READ ? Access::read : Access::read_write,
+                                     Deadline::after(0)));
+    *address = mapped;
     return {};
   });
 }
 
 int shmb_region_unmap(shmb_region* region, void* address, uint64_t length, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = region_of(region);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->unmap_part(address, length);
+    SHMB_TRY(known, region_of(region));
+    return known->unmap_part(address, length);
   });
 }
 
 int shmb_region_populate(shmb_region* region, uint64_t offset, uint64_t length, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = region_of(region);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->populate(offset, length);
+    SHMB_TRY(known, region_of(region));
+    return known->populate(offset, length);
   });
 }
 
 int shmb_region_descriptor(shmb_region* region, int* fd, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = region_of(region);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, region_of(region));
     if (fd == nullptr) return shmb::error(Status::invalid, "no place for the descriptor was given");
-    auto made = (*known)->descriptor(Deadline::after(0));
-    if (!made) return std::unexpected(made.error());
-    *fd = made->release();
+    SHMB_TRY(made, known->descriptor(Deadline::after(0)));
+    *fd = made.release();
     return {};
   });
 }
 
 int shmb_publish(shmb_region* region, int64_t timeout_ns, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = region_of(region);
-    if (!known) return std::unexpected(known.error());
-    return (*known)->publish(Deadline::after(timeout_ns));
+    SHMB_TRY(known, region_of(region));
+    return known->publish(Deadline::after(timeout_ns));
   });
 }
 
@@ -305,38 +282,31 @@ int shmb_release(shmb_region* region, uint32_t flags, shmb_error* error) noexcep
 
 int shmb_unname(shmb_session* session, const char* address, int64_t timeout_ns, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto target = Target::at(text_or_empty(address));
-    if (!target) return std::unexpected(target.error());
-    return unname(**known, *target, Deadline::after(timeout_ns));
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(target, Target::at(text_or_empty(address)));
+    return unname(*known, target, Deadline::after(timeout_ns));
   });
 }
 
 int shmb_stat(shmb_session* session, const char* address, int64_t timeout_ns, shmb_region_stat* stat,
               shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
-    auto parsed = names::parse_region(text_or_empty(address));
-    if (!parsed) return std::unexpected(parsed.error());
-    auto row = find_region(**known, *parsed, Deadline::after(timeout_ns));
-    if (!row) return std::unexpected(row.error());
-    return fill(session, *row, stat);
+    SHMB_TRY(known, session_of(session));
+    SHMB_TRY(parsed, names::parse_region(text_or_empty(address)));
+    SHMB_TRY(row, find_region(*known, parsed, Deadline::after(timeout_ns)));
+    return fill(session, row, stat);
   });
 }
 
 int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64_t timeout_ns, shmb_region_stat* stat,
                  shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if (id == nullptr) return shmb::error(Status::invalid, "no identity was given");
-    if (id->epoch != 0 && id->epoch != (*known)->facts().epoch)
+    if (id->epoch != 0 && id->epoch != known->facts().epoch)
       return shmb::error(Status::stale, "the region's identity is from another life of the broker");
-    auto row = find_region(**known, to_ref(*id), Deadline::after(timeout_ns));
-    if (!row) return std::unexpected(row.error());
-    return fill(session, *row, stat);
+    SHMB_TRY(row, find_region(*known, to_ref(*id), Deadline::after(timeout_ns)));
+    return fill(session, row, stat);
   });
 }
 
@@ -358,10 +328,9 @@ int shmb_ticket_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_
 int shmb_ticket_revoke(shmb_session* session, const uint8_t ticket[16], int64_t timeout_ns,
                        shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = session_of(session);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, session_of(session));
     if (ticket == nullptr) return shmb::error(Status::invalid, "no ticket was given");
-    return revoke_ticket(**known, to_token(ticket), Deadline::after(timeout_ns));
+    return revoke_ticket(*known, to_token(ticket), Deadline::after(timeout_ns));
   });
 }
 

@@ -68,9 +68,9 @@ shmbw_gpu_publish publish_element(const GpuPublish& region) {
 Result<void> send_more_chunks(Session& session, const GpuPublish& region, GpuPublished& made, Deadline deadline) {
   for (std::size_t first = chunks_at_first(region); first < region.chunks.size(); first += kMaxPublishChunks) {
     const std::size_t count = std::min(kMaxPublishChunks, region.chunks.size() - first);
-    auto state = gpu_add_chunks(session, made.region, first, std::span(region.chunks).subspan(first, count), deadline);
-    if (!state) return std::unexpected(state.error());
-    made.state = *state;
+    SHMB_TRY(state,
+             gpu_add_chunks(session, made.region, first, std::span(region.chunks).subspan(first, count), deadline));
+    made.state = state;
   }
   return {};
 }
@@ -95,10 +95,9 @@ Result<std::size_t> publish_some(Session& session, std::span<const GpuPublish> r
     add_chunks(descriptors, std::span(region.chunks).first(chunks_at_first(region)));
     if (region.manifest >= 0) descriptors.push_back(region.manifest);
   }
-  auto answers = call_batch<SHMBW_OP_GPU_PUBLISH>(session, elements, texts, deadline, {.fds = descriptors});
-  if (!answers) return std::unexpected(answers.error());
+  SHMB_TRY(answers, call_batch<SHMBW_OP_GPU_PUBLISH>(session, elements, texts, deadline, {.fds = descriptors}));
   for (std::size_t i = 0; i < elements.size(); ++i) {
-    auto answer = answers->next();
+    auto answer = answers.next();
     if (!answer) {
       out.push_back(std::unexpected(answer.error()));
       continue;
@@ -126,15 +125,14 @@ Result<shmbw_gpu_open> open_element(const GpuRequest& wish, std::string& text) {
   element.region = wish.region;
   std::ranges::copy(wish.ticket.bytes, element.ticket);
   if (wish.by != SHMBW_ATTACH_BY_NAME) return element;
-  auto address = names::parse_region(wish.address);
-  if (!address) return std::unexpected(address.error());
-  if (address->owner_uid) {
+  SHMB_TRY(address, names::parse_region(wish.address));
+  if (address.owner_uid) {
     element.flags |= SHMBW_GPU_OPEN_OWNER_GIVEN;
-    element.owner_uid = *address->owner_uid;
+    element.owner_uid = *address.owner_uid;
   }
-  element.group_len = static_cast<std::uint16_t>(address->group.size());
-  element.name_len = static_cast<std::uint16_t>(address->name.size());
-  text = address->group + address->name;
+  element.group_len = static_cast<std::uint16_t>(address.group.size());
+  element.name_len = static_cast<std::uint16_t>(address.name.size());
+  text = address.group + address.name;
   return element;
 }
 
@@ -151,9 +149,8 @@ bool take_descriptors(Reply& reply, std::size_t first, std::size_t count, std::v
 Result<void> fetch_more_shares(Session& session, GpuOpened& opened, Deadline deadline) {
   while (opened.shares.size() < opened.chunks) {
     const std::size_t first = opened.shares.size();
-    auto more = gpu_more(session, opened.region, first, opened.chunks - first, deadline);
-    if (!more) return std::unexpected(more.error());
-    std::ranges::move(*more, std::back_inserter(opened.shares));
+    SHMB_TRY(more, gpu_more(session, opened.region, first, opened.chunks - first, deadline));
+    std::ranges::move(more, std::back_inserter(opened.shares));
   }
   return {};
 }
@@ -187,7 +184,7 @@ Result<GpuOpened> take_opened(Session& session, Reply& reply, const shmbw_gpu_op
     opened.manifest = std::move(one.front());
   }
   if (wish.no_fd || wish.few || opened.kind != SHMBW_GPU_KIND_VMM) return opened;
-  if (auto whole = fetch_more_shares(session, opened, deadline); !whole) return std::unexpected(whole.error());
+  SHMB_TRY_VOID(fetch_more_shares(session, opened, deadline));
   return opened;
 }
 
@@ -215,15 +212,14 @@ Result<std::size_t> open_some(Session& session, std::span<const GpuRequest> wish
     texts.push_back(std::move(text));
   }
   if (elements.empty()) return next;
-  auto answers = call_batch<SHMBW_OP_GPU_OPEN>(session, elements, texts, deadline);
-  if (!answers) return std::unexpected(answers.error());
+  SHMB_TRY(answers, call_batch<SHMBW_OP_GPU_OPEN>(session, elements, texts, deadline));
   for (const std::size_t i : which) {
-    auto answer = answers->next();
+    auto answer = answers.next();
     if (!answer) {
       out[i] = std::unexpected(answer.error());
       continue;
     }
-    out[i] = take_opened(session, answers->reply, *answer, wishes[i], deadline);
+    out[i] = take_opened(session, answers.reply, *answer, wishes[i], deadline);
     if (!out[i]) give_back_quietly(session, answer->region, false);
   }
   return next;
@@ -248,14 +244,13 @@ Result<GpuHold> gpu_device(Session& session, const GpuUuid& uuid, std::string_vi
   GpuHold found;
   for (bool lost = true; std::exchange(lost, false);) {
     Session::OwnWatch watch(session);
-    auto answer = call<SHMBW_OP_GPU_DEVICE>(session, request, {pci}, deadline, {.subscription = &watch.subscription()});
-    if (!answer) return std::unexpected(answer.error());
-    found = {static_cast<shmbw_gpu_hold>(answer->fixed.hold), answer->fixed.minor, {}};
+    SHMB_TRY(answer,
+             call<SHMBW_OP_GPU_DEVICE>(session, request, {pci}, deadline, {.subscription = &watch.subscription()}));
+    found = {static_cast<shmbw_gpu_hold>(answer.fixed.hold), answer.fixed.minor, {}};
     if (found.hold != SHMBW_GPU_HOLD_OPENING) return found;
-    auto told = watch.await(deadline);
-    if (!told) return std::unexpected(told.error());
-    lost = told->kind == Event::Kind::gap;  // the event may be among what was lost: ask again
-    found = {static_cast<shmbw_gpu_hold>(told->how), told->pid, told->text};
+    SHMB_TRY(told, watch.await(deadline));
+    lost = told.kind == Event::Kind::gap;  // the event may be among what was lost: ask again
+    found = {static_cast<shmbw_gpu_hold>(told.how), told.pid, told.text};
   }
   if (found.hold != SHMBW_GPU_HOLD_FAILED) return found;
   if (node < 0)
@@ -264,10 +259,9 @@ Result<GpuHold> gpu_device(Session& session, const GpuUuid& uuid, std::string_vi
                      ") and no descriptor of its device node was given; let the broker's user open /dev/nvidia*, or "
                      "run nvidia-persistenced and set gpu_hold = \"trust\" in the broker's configuration");
   request.flags = SHMBW_GPU_DEVICE_NODE_GIVEN;
-  auto answer = call<SHMBW_OP_GPU_DEVICE>(session, request, {pci}, deadline, {.fds = std::span(&node, 1)});
-  if (!answer) return std::unexpected(answer.error());
-  found.hold = static_cast<shmbw_gpu_hold>(answer->fixed.hold);
-  found.minor = answer->fixed.minor;
+  SHMB_TRY(answer, call<SHMBW_OP_GPU_DEVICE>(session, request, {pci}, deadline, {.fds = std::span(&node, 1)}));
+  found.hold = static_cast<shmbw_gpu_hold>(answer.fixed.hold);
+  found.minor = answer.fixed.minor;
   return found;
 }
 
@@ -308,28 +302,25 @@ Result<shmbw_gpu_state> gpu_add_chunks(Session& session, shmbw_region_ref region
   std::vector<int> descriptors;
   add_chunks(descriptors, chunks);
   const shmbw_gpu_chunks request{region, static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(chunks.size())};
-  auto answer = call<SHMBW_OP_GPU_CHUNKS>(session, request, {}, deadline, {.fds = descriptors});
-  if (!answer) return std::unexpected(answer.error());
-  return static_cast<shmbw_gpu_state>(answer->fixed.state);
+  SHMB_TRY(answer, call<SHMBW_OP_GPU_CHUNKS>(session, request, {}, deadline, {.fds = descriptors}));
+  return static_cast<shmbw_gpu_state>(answer.fixed.state);
 }
 
 Result<std::vector<Fd>> gpu_more(Session& session, shmbw_region_ref region, std::size_t first, std::size_t most,
                                  Deadline deadline) {
   const auto from = static_cast<std::uint32_t>(first);
   const auto count = static_cast<std::uint32_t>(std::min(most, kMaxDescriptors));
-  auto answer = call<SHMBW_OP_GPU_MORE>(session, shmbw_gpu_more{region, from, count}, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
+  SHMB_TRY(answer, call<SHMBW_OP_GPU_MORE>(session, shmbw_gpu_more{region, from, count}, {}, deadline));
   std::vector<Fd> shares;
-  if (answer->fixed.first != from || answer->fixed.count == 0 || answer->fixed.count > count ||
-      !take_descriptors(answer->reply, 0, answer->fixed.count, shares))
+  if (answer.fixed.first != from || answer.fixed.count == 0 || answer.fixed.count > count ||
+      !take_descriptors(answer.reply, 0, answer.fixed.count, shares))
     return malformed_answer<SHMBW_OP_GPU_MORE>();
   return shares;
 }
 
 Result<shmbw_gpu_state> gpu_report(Session& session, const GpuReport& report, Deadline deadline) {
-  auto answer = call<SHMBW_OP_GPU_REPORT>(session, report_element(report), {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  return static_cast<shmbw_gpu_state>(answer->fixed.state);
+  SHMB_TRY(answer, call<SHMBW_OP_GPU_REPORT>(session, report_element(report), {}, deadline));
+  return static_cast<shmbw_gpu_state>(answer.fixed.state);
 }
 
 Result<void> gpu_report_later(Session& session, std::span<const GpuReport> reports, Deadline deadline) {
@@ -346,9 +337,8 @@ Result<void> gpu_release(Session& session, std::span<const GpuRelease> releases,
 }
 
 Result<std::uint32_t> gpu_retire(Session& session, shmbw_region_ref region, Deadline deadline) {
-  auto answer = call<SHMBW_OP_GPU_RETIRE>(session, shmbw_gpu_retire{region}, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  return answer->fixed.users;
+  SHMB_TRY(answer, call<SHMBW_OP_GPU_RETIRE>(session, shmbw_gpu_retire{region}, {}, deadline));
+  return answer.fixed.users;
 }
 
 Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineRequest& wish, Deadline deadline) {
@@ -362,9 +352,8 @@ Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineRequest&
   }
   if (wish.replace) request.flags |= SHMBW_GPU_TIMELINE_REPLACE;
   request.name_len = static_cast<std::uint16_t>(wish.name.size());
-  auto answer = call<SHMBW_OP_GPU_TIMELINE>(session, request, {wish.name}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  auto& [made, reply] = *answer;
+  SHMB_TRY(answer, call<SHMBW_OP_GPU_TIMELINE>(session, request, {wish.name}, deadline));
+  auto& [made, reply] = answer;
   if (reply.fds.size() != 1) return malformed_answer<SHMBW_OP_GPU_TIMELINE>();
   if (wish.group == 0) session.note_group(made.group);
   return GpuTimelineMade{made.region, made.bytes, made.group, std::move(reply.fds.front())};
@@ -383,9 +372,8 @@ void post_timeline_end(Session& session, shmbw_region_ref region) noexcept {
 
 Result<std::uint32_t> gpu_pinned(Session& session, shmbw_region_ref region, bool unpin, Deadline deadline) {
   const shmbw_gpu_pinned element{region, unpin ? std::uint32_t{SHMBW_GPU_PINNED_UNPIN} : 0, 0};
-  auto answer = call<SHMBW_OP_GPU_PINNED>(session, element, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  return answer->fixed.pins;
+  SHMB_TRY(answer, call<SHMBW_OP_GPU_PINNED>(session, element, {}, deadline));
+  return answer.fixed.pins;
 }
 
 void undo_gpu_publish(LateReply& late) { late.release_granted<shmbw_gpu_publish_reply>(SHMBW_RELEASE_UNNAME); }

@@ -26,9 +26,8 @@ Result<void> call_all(Session& session, std::span<const RequestOf<op>> elements,
   if (session.is_local()) return needs_broker("remote references");
   for (std::size_t first = 0; first < elements.size(); first += SHMBW_MAX_BATCH) {
     const auto part = elements.subspan(first, std::min<std::size_t>(SHMBW_MAX_BATCH, elements.size() - first));
-    auto answers = call_batch<op>(session, part, Texts{}, deadline);
-    if (!answers) return std::unexpected(answers.error());
-    for (std::size_t i = 0; i < part.size(); ++i) take(answers->next());
+    SHMB_TRY(answers, call_batch<op>(session, part, Texts{}, deadline));
+    for (std::size_t i = 0; i < part.size(); ++i) take(answers.next());
   }
   return {};
 }
@@ -47,23 +46,20 @@ Result<WorldPlace> join_world(Session& session, const WorldRequest& wish, Deadli
   request.world_size = wish.world_size;
   request.address_len = static_cast<std::uint16_t>(wish.address.size());
   request.name_len = static_cast<std::uint16_t>(wish.name.size());
-  auto answer = ask<SHMBW_OP_WORLD_JOIN>(session, request, {wish.address, wish.name}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  const shmbw_world_join_reply& got = answer->fixed;
+  SHMB_TRY(answer, ask<SHMBW_OP_WORLD_JOIN>(session, request, {wish.address, wish.name}, deadline));
+  const shmbw_world_join_reply& got = answer.fixed;
   session.note_group(got.group);  // a caller without a group is now a member of the world's group
   return WorldPlace{got.world, got.group, got.pool, got.present, got.flags, got.life};
 }
 
 Result<WorldLeft> leave_world(Session& session, std::uint64_t world, Deadline deadline) {
-  auto answer = ask<SHMBW_OP_WORLD_LEAVE>(session, shmbw_world_leave{world}, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  return WorldLeft{answer->fixed.present, answer->fixed.forks};
+  SHMB_TRY(answer, ask<SHMBW_OP_WORLD_LEAVE>(session, shmbw_world_leave{world}, {}, deadline));
+  return WorldLeft{answer.fixed.present, answer.fixed.forks};
 }
 
 Result<std::uint64_t> tell_world_pool(Session& session, std::uint64_t world, std::uint64_t pool, Deadline deadline) {
-  auto answer = ask<SHMBW_OP_WORLD_POOL>(session, shmbw_world_pool{world, pool}, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  return answer->fixed.pool;
+  SHMB_TRY(answer, ask<SHMBW_OP_WORLD_POOL>(session, shmbw_world_pool{world, pool}, {}, deadline));
+  return answer.fixed.pool;
 }
 
 Result<RefMade> create_reference(Session& session, std::uint64_t world, const RefRequest& wish, Deadline deadline) {
@@ -77,9 +73,8 @@ Result<RefMade> create_reference(Session& session, std::uint64_t world, const Re
   request.user_life = wish.user_life;
   if (wish.counter != 0) request.flags |= SHMBW_REF_CREATE_GIVEN_COUNTER;
   if (wish.tell) request.flags |= SHMBW_REF_CREATE_TELL;
-  auto answer = ask<SHMBW_OP_REF_CREATE>(session, request, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  return RefMade{from_wire(answer->fixed.reference), from_wire(answer->fixed.fork)};
+  SHMB_TRY(answer, ask<SHMBW_OP_REF_CREATE>(session, request, {}, deadline));
+  return RefMade{from_wire(answer.fixed.reference), from_wire(answer.fixed.fork)};
 }
 
 Result<std::vector<RefId>> fork_references(Session& session, std::uint64_t world, std::span<const ForkRequest> wishes,
@@ -135,9 +130,8 @@ Result<shmbw_ref_state> settle_reference(Session& session, std::uint64_t world, 
   request.reference = to_wire(reference);
   request.state = state;
   request.error_len = static_cast<std::uint16_t>(why.size());
-  auto answer = ask<SHMBW_OP_REF_SETTLE>(session, request, {why}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  return static_cast<shmbw_ref_state>(answer->fixed.state);
+  SHMB_TRY(answer, ask<SHMBW_OP_REF_SETTLE>(session, request, {why}, deadline));
+  return static_cast<shmbw_ref_state>(answer.fixed.state);
 }
 
 Result<RefFacts> ask_reference(Session& session, std::uint64_t world, RefId reference, bool tell, Deadline deadline) {
@@ -145,15 +139,14 @@ Result<RefFacts> ask_reference(Session& session, std::uint64_t world, RefId refe
   request.world = world;
   request.reference = to_wire(reference);
   if (tell) request.flags = SHMBW_REF_FORK_TELL;
-  auto answer = ask<SHMBW_OP_REF_ASK>(session, request, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  const shmbw_ref_ask_reply& got = answer->fixed;
+  SHMB_TRY(answer, ask<SHMBW_OP_REF_ASK>(session, request, {}, deadline));
+  const shmbw_ref_ask_reply& got = answer.fixed;
   return RefFacts{static_cast<shmbw_ref_state>(got.state),
                   got.owner,
                   got.users,
                   got.in_flight,
                   got.created,
-                  std::string(answer->texts().take(got.error_len).value_or(""))};
+                  std::string(answer.texts().take(got.error_len).value_or(""))};
 }
 
 void undo_world_join(LateReply& late) { late.ask<SHMBW_OP_WORLD_LEAVE>({late.fixed<shmbw_world_join_reply>().world}); }

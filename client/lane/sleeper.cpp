@@ -124,7 +124,7 @@ Result<bool> Sleeper::block(std::uint32_t event, Deadline deadline, Deadline& lo
     const bool looked = look.passed();
     if (looked) {
       look = next_look();
-      if (auto fine = look_(); !fine) return std::unexpected(fine.error());
+      SHMB_TRY_VOID(look_());
     }
     if (woken) return true;
     if (deadline.passed()) return false;

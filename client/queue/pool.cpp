@@ -24,8 +24,7 @@ constexpr std::int64_t kLeastRest = 1'000'000, kMostRest = 50'000'000;
 constexpr std::uint32_t kMaxSegmentsOfOneClass = 40;  // doubling from one slot to all of them, with some to spare
 
 Result<PoolSpec> checked(PoolSpec spec) {
-  if (!spec.name.empty())
-    if (auto named = names::check(spec.name, "pool name"); !named) return std::unexpected(named.error());
+  if (!spec.name.empty()) SHMB_TRY_VOID(names::check(spec.name, "pool name"));
   if (spec.replace && spec.name.empty()) return error(Status::invalid, "replace needs a name");
   std::uint64_t slots = 0;
   for (SizeClass& one : spec.classes) {
@@ -53,9 +52,8 @@ Result<PoolSpec> checked(PoolSpec spec) {
 Result<Answered<SHMBW_OP_POOL_JOIN>> join(Session& session, const Pool::Opening& opening, Deadline deadline) {
   names::Address address;
   if (opening.id == 0) {
-    auto parsed = names::parse_region(opening.address);
-    if (!parsed) return std::unexpected(parsed.error());
-    address = std::move(*parsed);
+    SHMB_TRY(parsed, names::parse_region(opening.address));
+    address = std::move(parsed);
   }
   shmbw_pool_join request{};
   request.pool = opening.id;
@@ -81,8 +79,7 @@ Result<Answered<SHMBW_OP_POOL_JOIN>> join(Session& session, const Pool::Opening&
 }
 
 Result<void> leave(Session& session, std::uint64_t pool, std::uint32_t flags) {
-  auto answer = call<SHMBW_OP_POOL_LEAVE>(session, shmbw_pool_leave{pool, flags, 0}, {}, Deadline::after(0));
-  if (!answer) return std::unexpected(answer.error());
+  SHMB_TRY_VOID(call<SHMBW_OP_POOL_LEAVE>(session, shmbw_pool_leave{pool, flags, 0}, {}, Deadline::after(0)));
   return {};
 }
 
@@ -97,14 +94,12 @@ static Result<void> check_place(std::uint64_t asked, std::uint64_t pool, std::ui
 
 Result<void> Pool::map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes) {
   if (reply.fds.size() < 2) return error(Status::protocol, "the broker's answer lacks the pool's descriptors");
-  auto directory = map_whole(reply.fds[0].get(), directory_bytes, directory_bytes, Access::read);
-  if (!directory) return std::unexpected(directory.error());
-  auto control = map_whole(reply.fds[1].get(), control_bytes, control_bytes, Access::read_write);
-  if (!control) return std::unexpected(control.error());
-  const auto view = pool::View::open({directory->data(), directory_bytes}, {control->data(), control_bytes});
+  SHMB_TRY(directory, map_whole(reply.fds[0].get(), directory_bytes, directory_bytes, Access::read));
+  SHMB_TRY(control, map_whole(reply.fds[1].get(), control_bytes, control_bytes, Access::read_write));
+  const auto view = pool::View::open({directory.data(), directory_bytes}, {control.data(), control_bytes});
   if (!view) return error(Status::version, "the pool's directory is not of the version that this library knows");
-  directory_ = std::move(*directory);
-  control_ = std::move(*control);
+  directory_ = std::move(directory);
+  control_ = std::move(control);
   view_ = *view;
   return {};
 }
@@ -129,51 +124,47 @@ void Pool::begin(std::uint32_t index, std::uint32_t life) {
 Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& session, const PoolSpec& wanted,
                                            std::int64_t timeout) {
   if (session->is_local()) return needs_broker("pools and queues");
-  auto spec = checked(wanted);
-  if (!spec) return std::unexpected(spec.error());
+  SHMB_TRY(spec, checked(wanted));
   auto mark = ForkMark::make();
   if (!mark) return system_failure(mark.error(), "a page to notice fork with");
   shmbw_pool_create request{};
-  request.group = spec->group;
-  if (spec->keep) {
+  request.group = spec.group;
+  if (spec.keep) {
     request.flags |= SHMBW_POOL_KEEP_GIVEN;
-    request.keep = *spec->keep;
+    request.keep = *spec.keep;
   }
-  if (spec->replace) request.flags |= SHMBW_POOL_REPLACE;
-  if (spec->name_with_holders) request.flags |= SHMBW_POOL_NAME_WITH_HOLDERS;
-  for (const SizeClass& one : spec->classes) request.slots += one.slots_limit;
-  for (const SizeClass& one : spec->later) request.slots += one.slots_limit;
-  request.lanes = spec->lanes;
-  request.queues = spec->queues;
+  if (spec.replace) request.flags |= SHMBW_POOL_REPLACE;
+  if (spec.name_with_holders) request.flags |= SHMBW_POOL_NAME_WITH_HOLDERS;
+  for (const SizeClass& one : spec.classes) request.slots += one.slots_limit;
+  for (const SizeClass& one : spec.later) request.slots += one.slots_limit;
+  request.lanes = spec.lanes;
+  request.queues = spec.queues;
   request.segments = std::min<std::uint32_t>(
-      static_cast<std::uint32_t>(std::max<std::size_t>(spec->classes.size() + spec->later.size(), 1)) *
+      static_cast<std::uint32_t>(std::max<std::size_t>(spec.classes.size() + spec.later.size(), 1)) *
           kMaxSegmentsOfOneClass,
       pool::kMaxSegments);
-  request.lane_bytes = spec->lane_bytes;
-  request.name_len = static_cast<std::uint16_t>(spec->name.size());
-  auto answer = call<SHMBW_OP_POOL_CREATE>(*session, request, {spec->name}, Deadline::after(timeout));
-  if (!answer) return std::unexpected(answer.error());
-  const shmbw_pool_create_reply& place = answer->fixed;
-  if (auto fine = check_place(0, place.pool, place.participant); !fine) return std::unexpected(fine.error());
+  request.lane_bytes = spec.lane_bytes;
+  request.name_len = static_cast<std::uint16_t>(spec.name.size());
+  SHMB_TRY(answer, call<SHMBW_OP_POOL_CREATE>(*session, request, {spec.name}, Deadline::after(timeout)));
+  const shmbw_pool_create_reply& place = answer.fixed;
+  SHMB_TRY_VOID(check_place(0, place.pool, place.participant));
   std::shared_ptr<Pool> made(new Pool(session, false));
   made->mark_ = std::move(*mark);
   made->id_ = place.pool;
   made->group_ = place.group;
-  made->small_pages_ = spec->small_pages;
-  made->no_populate_ = spec->no_populate;
-  if (spec->group == 0) session->note_group(place.group);
+  made->small_pages_ = spec.small_pages;
+  made->no_populate_ = spec.no_populate;
+  if (spec.group == 0) session->note_group(place.group);
   made->leave_flags_ = SHMBW_POOL_LEAVE_REMOVE;  // until it is whole: no process should find it without its slots
-  if (auto mapped = made->map(answer->reply, place.directory_bytes, place.control_bytes); !mapped)
-    return std::unexpected(mapped.error());
+  SHMB_TRY_VOID(made->map(answer.reply, place.directory_bytes, place.control_bytes));
   made->begin(place.participant, place.life);
   enrol(*made, true);
   made->enrolled_ = true;
   session->note_pool(made->id_, made, false);
-  for (const SizeClass& one : spec->classes) made->classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
-  made->expect(spec->later);
-  for (const SizeClass& one : spec->classes)
-    if (auto added = made->add_segment(one.slot_size, one.slots, one.slots_limit, timeout); !added)
-      return std::unexpected(added.error());
+  for (const SizeClass& one : spec.classes) made->classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
+  made->expect(spec.later);
+  for (const SizeClass& one : spec.classes)
+    SHMB_TRY_VOID(made->add_segment(one.slot_size, one.slots, one.slots_limit, timeout));
   made->leave_flags_ = 0;
   session->note_pool(made->id_, made, true);
   return made;
@@ -224,28 +215,26 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   }
   if (!reply) return std::unexpected(reply.error());
   const shmbw_pool_join_reply& place = reply->fixed;
-  if (auto fine = check_place(opening.id, place.pool, place.participant); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(check_place(opening.id, place.pool, place.participant));
   if (auto inherited = session->pool(place.pool); inherited && inherited->is_fresh_child()) {
     // In a forked child: this place is given back. The inherited pool joins by itself, with its parent's role.
     reply->reply.fds.clear();
-    if (auto left = leave(*session, place.pool, 0); !left) return std::unexpected(left.error());
-    if (auto entered = inherited->enter(); !entered) return std::unexpected(entered.error());
+    SHMB_TRY_VOID(leave(*session, place.pool, 0));
+    SHMB_TRY_VOID(inherited->enter());
     return inherited->for_opening(opening);
   }
   std::shared_ptr<Pool> joined(new Pool(session, opening.read_only));
   joined->mark_ = std::move(*mark);
   joined->id_ = place.pool;
   joined->group_ = place.group;
-  if (auto mapped = joined->map(reply->reply, place.directory_bytes, place.control_bytes); !mapped)
-    return std::unexpected(mapped.error());
+  SHMB_TRY_VOID(joined->map(reply->reply, place.directory_bytes, place.control_bytes));
   joined->begin(place.participant, place.life);
   enrol(*joined, true);
   joined->enrolled_ = true;
   joined->seen_change_ = joined->change();
   joined->expect(opening.later);
   joined->read_segments();
-  if (opening.id == 0 && opening.later.empty())
-    if (auto whole = joined->await_whole(settled); !whole) return std::unexpected(whole.error());
+  if (opening.id == 0 && opening.later.empty()) SHMB_TRY_VOID(joined->await_whole(settled));
   (void)joined->attach_segments(0);  // a failure here is retried when a slot of the segment is met
   session->note_pool(joined->id_, joined, true);
   return joined;
@@ -296,7 +285,7 @@ Pool::~Pool() {
 }
 
 Result<void> Pool::remove() {
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   return leave(*session_, id_, SHMBW_POOL_LEAVE_REMOVE | SHMBW_POOL_LEAVE_STAY);
 }
 
@@ -305,7 +294,7 @@ Result<void> Pool::rejoin() {
   std::lock_guard guard(held_over_fork_);
   if (mark_.intact()) return {};
   const interrupt::Shield shield;
-  if (auto entered = session_->enter(); !entered) return entered;
+  SHMB_TRY_VOID(session_->enter());
   Opening again;
   again.id = id_;
   again.read_only = read_only_;
@@ -319,7 +308,7 @@ Result<void> Pool::rejoin() {
   }
   if (!reply) return error(reply.error().status, "the forked child could not join the pool: " + reply.error().sentence);
   const shmbw_pool_join_reply& place = reply->fixed;
-  if (auto fine = check_place(id_, place.pool, place.participant); !fine) return fine;
+  SHMB_TRY_VOID(check_place(id_, place.pool, place.participant));
   parent_stamp_ = stamp();
   // The lanes that the parent wrote do not belong to this process. They refer to the participant that goes to former_.
   retired_.clear();
@@ -441,23 +430,21 @@ Result<void> Pool::add_segment(std::uint64_t slot_size, std::uint32_t slots, std
   item.group = group_;
   item.flags =
       SHMBW_CREATE_MANY_WRITERS | (small_pages_ ? kCreateSmallPages : 0U) | (no_populate_ ? kCreateNoPopulate : 0U);
-  auto region = create_region(session_, item, timeout);
-  if (!region) return std::unexpected(region.error());
+  SHMB_TRY(region, create_region(session_, item, timeout));
   shmbw_pool_segment request{};
   request.pool = id_;
-  request.region = (*region)->ref();
+  request.region = region->ref();
   request.slot_size = slot_size;
   request.slots = slots;
   request.slots_limit = limit;
-  auto answer = call<SHMBW_OP_POOL_SEGMENT>(*session_, request, {}, Deadline::after(timeout));
-  if (!answer) return std::unexpected(answer.error());
-  const std::uint32_t segment = answer->fixed.segment;
+  SHMB_TRY(answer, call<SHMBW_OP_POOL_SEGMENT>(*session_, request, {}, Deadline::after(timeout)));
+  const std::uint32_t segment = answer.fixed.segment;
   Lock lock(me_->lock());
   read_segments();
   if (segment >= segments_.size())
     return error(Status::protocol, "the broker's answer names a segment that the directory does not have");
   // Another thread may have found it in the directory and attached it meanwhile: slots lie in that mapping already.
-  if (Region::Handle& there = segments_[segment].region; !there) there = std::move(*region);
+  if (Region::Handle& there = segments_[segment].region; !there) there = std::move(region);
   return {};
 }
 
@@ -511,20 +498,19 @@ Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
     if (!is_being_made() || broken()) return false;
     const std::string why = "the pool's maker is still adding its slots";
     if (wait.none) return error(Status::full, why);
-    auto woken =
-        sleep({}, [&] { return change() != looked || class_for(length) != nullptr || broken(); }, wait.until());
-    if (!woken) return std::unexpected(woken.error());
+    SHMB_TRY(woken,
+             sleep({}, [&] { return change() != looked || class_for(length) != nullptr || broken(); }, wait.until()));
     // Other activity in the pool moves its directory too, so the clock counts. Changes made meanwhile are checked
     // first.
     if (late) return error(Status::deadline, why);
-    late = !*woken || wait.until().passed();
+    late = !woken || wait.until().passed();
   }
 }
 
 Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock, std::int64_t timeout) {
   if (read_only_) return error(Status::denied, "this process opened the pool read-only: it takes no slots");
   if (broken()) return std::unexpected(why_broken());
-  if (auto fits = has_slots_for(length, wait, lock); !fits) return std::unexpected(std::move(fits.error()));
+  SHMB_TRY_VOID(has_slots_for(length, wait, lock));
   if (classes_.empty())
     return error(Status::invalid,
                  "the pool has no slots: it was made for queues alone. Make one with size classes, or "
@@ -576,17 +562,16 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock, s
 }
 
 Result<Slot> Pool::acquire(std::uint64_t length, std::int64_t wait, std::int64_t timeout) {
-  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(enter());
   Lock lock(me_->lock());
   Wait until(wait);
-  auto slot = take(length, until, lock, timeout);
-  if (!slot) return std::unexpected(slot.error());
+  SHMB_TRY(slot, take(length, until, lock, timeout));
   Error why;
-  if (data(*slot, &why, timeout) == nullptr) {
-    me_->drop(*slot);
+  if (data(slot, &why, timeout) == nullptr) {
+    me_->drop(slot);
     return std::unexpected(std::move(why));
   }
-  return give_to_user(*slot, length);
+  return give_to_user(slot, length);
 }
 
 std::optional<std::uint32_t> Pool::take_at_once(std::uint64_t length) {
@@ -640,18 +625,18 @@ Result<void> Pool::check(const Slot& slot) {
 }
 
 Result<void> Pool::retain(const Slot& slot) {
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   Lock lock(me_->lock());
-  if (auto fine = check(slot); !fine) return fine;
+  SHMB_TRY_VOID(check(slot));
   ++users_[slot.index];
   me_->hold(slot.index);
   return {};
 }
 
 Result<void> Pool::release(const Slot& slot) {
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   Lock lock(me_->lock());
-  if (auto fine = check(slot); !fine) return fine;
+  SHMB_TRY_VOID(check(slot));
   --users_[slot.index];
   me_->drop(slot.index);
   return {};
@@ -666,7 +651,7 @@ std::uint32_t Pool::count_used(const std::vector<SlotRange>& ranges) const {
 }
 
 Result<PoolFacts> Pool::facts() {
-  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(enter());
   Lock lock(me_->lock());
   notice();
   PoolFacts out;

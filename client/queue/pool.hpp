@@ -144,8 +144,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   template <class F>
   Result<bool> sleep(Sleeper::Masks masks, F&& something_there, Deadline deadline, bool rouse = false) {
     auto woken = me_->sleeper().wait(masks, something_there, deadline, rouse);
-    if (woken && !*woken)
-      if (auto there = broker_there(); !there) return std::unexpected(there.error());
+    if (woken && !*woken) SHMB_TRY_VOID(broker_there());
     return woken;
   }
   Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock, std::int64_t timeout = 0);

@@ -28,7 +28,7 @@ std::string kind_name(pool::QueueKind kind) {
 }
 
 Result<void> checked(const QueueSpec& spec) {
-  if (auto named = names::check(spec.name, "queue name"); !named) return named;
+  SHMB_TRY_VOID(names::check(spec.name, "queue name"));
   if (!spec.reader && !spec.writer)
     return error(Status::invalid, "a queue is opened as its reader, as its writer, or as both");
   if (spec.create_only && spec.open_only)
@@ -106,8 +106,8 @@ std::string difference(const pool::View& view, const QueueSpec& spec) {
 
 Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, const QueueSpec& given) {
   const QueueSpec spec = with_wait(given);
-  if (auto fine = checked(spec); !fine) return std::unexpected(fine.error());
-  if (auto entered = pool->enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(checked(spec));
+  SHMB_TRY_VOID(pool->enter());
   if (spec.writer && pool->read_only())
     return error(Status::denied, "this process opened the pool read-only: it cannot write to its queues");
   std::unique_ptr<Queue> queue(new Queue(pool, spec));
@@ -120,10 +120,9 @@ Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, co
       return std::unexpected(opened.error());
     // The broker moves the directory's change word, and wakes, when a queue is made.
     Pool::Lock lock(pool->me().lock());
-    auto moved = pool->sleep({}, [&] { return pool->change() != before; }, until);
-    if (!moved) return std::unexpected(moved.error());
+    SHMB_TRY(moved, pool->sleep({}, [&] { return pool->change() != before; }, until));
     // Other queues of the pool move it too, so the clock counts. Changes made meanwhile are checked once more.
-    if (!*moved || late)
+    if (!moved || late)
       return error(Status::deadline, "the queue did not appear before the deadline: " + opened.error().sentence);
     late = until.passed();
   }
@@ -132,11 +131,10 @@ Result<std::unique_ptr<Queue>> Queue::open(const std::shared_ptr<Pool>& pool, co
 Result<std::unique_ptr<Queue>> Queue::open_alone(const std::shared_ptr<Session>& session, const std::string& address,
                                                  QueueSpec spec) {
   if (session->is_local()) return needs_broker("pools and queues");
-  auto parsed = names::parse_region(address);
-  if (!parsed) return std::unexpected(parsed.error());
-  spec.name = parsed->name;
+  SHMB_TRY(parsed, names::parse_region(address));
+  spec.name = parsed.name;
   spec = with_wait(std::move(spec));
-  if (auto fine = checked(spec); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(checked(spec));
   Pool::Opening opening;
   opening.address = address;
   opening.timeout = spec.timeout;
@@ -145,12 +143,12 @@ Result<std::unique_ptr<Queue>> Queue::open_alone(const std::shared_ptr<Session>&
   for (int attempt = 0;; ++attempt) {
     auto pool = Pool::open(session, opening);
     if (!pool && pool.error().status == Status::not_found && !spec.open_only) {
-      if (parsed->owner_uid || !parsed->group.empty())
+      if (parsed.owner_uid || !parsed.group.empty())
         return error(Status::not_found, "there is no queue at '" + address +
-                                            "', and it is made in the session's own group only: say '" + parsed->name +
+                                            "', and it is made in the session's own group only: say '" + parsed.name +
                                             "', or join the group first");
       PoolSpec made;
-      made.name = parsed->name;
+      made.name = parsed.name;
       // Room for the lanes that the queue's own settings need, one for each participant of many.
       const std::uint64_t lane =
           pool::lane_bytes(spec.kind, spec.cells != 0 ? spec.cells : 256, spec.cell_size != 0 ? spec.cell_size : 64);
@@ -308,13 +306,12 @@ Result<void> Queue::ask_to_close(std::uint32_t flags) {
   request.queue = index_;
   request.serial = serial_;
   request.flags = flags;
-  auto answer = call<SHMBW_OP_QUEUE_CLOSE>(*pool_->session(), request, {}, Deadline::after(spec_.timeout));
-  if (!answer) return std::unexpected(answer.error());
+  SHMB_TRY_VOID(call<SHMBW_OP_QUEUE_CLOSE>(*pool_->session(), request, {}, Deadline::after(spec_.timeout)));
   return {};
 }
 
 Result<void> Queue::shutdown(bool remove) {
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   return ask_to_close(SHMBW_QUEUE_CLOSE_ALL | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U));
 }
 
@@ -507,7 +504,7 @@ std::unexpected<Error> Queue::broken_error(const char* what) const {
 }
 
 Result<QueueFacts> Queue::facts() {
-  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(enter());
   Pool::Lock lock(pool_->me().lock());
   look_around();
   const pool::QueueEntry& entry = pool_->view().queue(index_);
@@ -545,11 +542,11 @@ Result<QueueFacts> Queue::facts() {
 }
 
 Result<int> Queue::descriptor() {
-  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(enter());
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of the queue");
   if (QueueSet* const set = own_set()) return set->descriptor();
   auto set = std::make_unique<QueueSet>();
-  if (auto added = set->add(*this, nullptr); !added) return std::unexpected(added.error());
+  SHMB_TRY_VOID(set->add(*this, nullptr));
   auto fd = set->descriptor();
   if (!fd) return fd;
   {

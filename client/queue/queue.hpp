@@ -97,7 +97,7 @@ class Queue {
   std::atomic<std::uint64_t>& reader_mask() const { return pool_->view().queue_waiters(index_).readers.mask; }
   std::atomic<std::uint64_t>& writer_mask() const { return pool_->view().queue_waiters(index_).writers.mask; }
   Result<void> enter() {
-    if (auto entered = pool_->enter(); !entered) return entered;
+    SHMB_TRY_VOID(pool_->enter());
     if (incarnation_ == pool_->incarnation()) [[likely]]
       return {};
     return open_in_child();

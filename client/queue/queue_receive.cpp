@@ -228,7 +228,7 @@ void Queue::let_borrowed_go() {
 }
 
 Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of queue '" + spec_.name + "'");
   if (at_least_once()) {
     Pool::Lock lock(pool_->me().lock());
@@ -238,7 +238,7 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
       return error(Status::busy,
                    "the message before is not done: say shmb_message_done or shmb_message_give_back first");
   }
-  if (auto done = message.done(); !done) return done;
+  SHMB_TRY_VOID(message.done());
   Wait until(wait);
   Result<void> received;
   {
@@ -265,13 +265,12 @@ Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
       if (pool_->me().sleeper().armed()) pool_->pass_on();
       pass_on();
       message.writer_ = {pending_->from, pending_->from_life};
-      auto delivered = deliver(message, keep);
-      if (!delivered) return std::unexpected(delivered.error());
-      if (*delivered == Delivery::delivered) {
+      SHMB_TRY(delivered, deliver(message, keep));
+      if (delivered == Delivery::delivered) {
         ++received_count_;
         return {};
       }
-      if (*delivered == Delivery::broken) return broken_error("a message");
+      if (delivered == Delivery::broken) return broken_error("a message");
       // Overwritten before it was copied. A writer that never stops must not keep this thread beyond the deadline.
       if (++overruns % kOverruns != 0) continue;
       if (until.none) break;
@@ -286,11 +285,12 @@ Result<void> Queue::next_message(Message& message, bool keep, Wait& until) {
     if (until.none) break;
     set_spin();
     std::atomic<std::uint64_t>* const masks[] = {&reader_mask()};
-    auto woken = pool_->sleep(
-        masks, [&] { return taken_by_another() || ended_.writers_told != told_before || something_there(true); },
-        until.until());
-    if (!woken) return std::unexpected(woken.error());
-    if (!*woken)
+    SHMB_TRY(
+        woken,
+        pool_->sleep(
+            masks, [&] { return taken_by_another() || ended_.writers_told != told_before || something_there(true); },
+            until.until()));
+    if (!woken)
       return error(Status::deadline, "no message came through queue '" + spec_.name + "' before the deadline");
   }
   return error(Status::empty, "queue '" + spec_.name + "' has no message");
@@ -377,7 +377,7 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
   if (at_least_once())
     return error(Status::invalid,
                  "a SHMB_QUEUE_AT_LEAST_ONCE queue gives one message at a time: use shmb_queue_receive");
-  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(enter());
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of queue '" + spec_.name + "'");
   for (Message* message : messages)
     if (message->pool_ != pool_ || message->stale()) (void)message->done();

@@ -65,14 +65,14 @@ bool Queue::readers_have_gone(const Ended& before) {
 Result<bool> Queue::find_room(Claims& claims, const Ended& before) {
   for (;;) {
     if (seen_change_ != pool_->change()) look_around();
-    if (auto may = may_send(); !may) return std::unexpected(may.error());
+    SHMB_TRY_VOID(may_send());
     if (readers_have_gone(before))
       return error(Status::peer_gone,
                    "the last reader of queue '" + spec_.name + "' has gone; send again to wait for newcomers");
     if (!out_.it) return false;
     if (!claims.regions.empty()) {
       claims.take();
-      if (auto held = hold_regions(claims); !held) return std::unexpected(held.error());
+      SHMB_TRY_VOID(hold_regions(claims));
       if (!out_.it || out_.lane != claims.lane || out_.serial != claims.serial) continue;
     }
     switch (out_.it->room()) {
@@ -155,15 +155,14 @@ Result<void> Queue::publish(std::uint8_t tag, std::span<const std::byte> body, H
 }
 
 Result<void> Queue::send(std::span<const std::byte> bytes, std::int64_t wait) {
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   Wait until(wait);
   Pool::Lock lock(pool_->me().lock());
   if (bytes.size() <= body_room() && bytes.size() <= pool::kTagMaxInline) [[likely]]
     return publish(static_cast<std::uint8_t>(bytes.size()), bytes, {}, 0, {}, until, lock);
-  if (auto may = may_send(); !may) return may;
-  auto fits = has_slots_for(bytes.size(), until, lock);
-  if (!fits) return std::unexpected(std::move(fits.error()));
-  if (!*fits) return too_large(bytes.size());
+  SHMB_TRY_VOID(may_send());
+  SHMB_TRY(fits, has_slots_for(bytes.size(), until, lock));
+  if (!fits) return too_large(bytes.size());
   return send_in_slot(bytes, 0, 0, until, lock);
 }
 
@@ -207,29 +206,28 @@ std::unexpected<Error> Queue::too_large(std::uint64_t bytes) const {
 // Only where the pool has slots that large.
 Result<void> Queue::send_in_slot(std::span<const std::byte> bytes, std::uint64_t type, std::int64_t deadline,
                                  Wait& wait, Pool::Lock& lock) {
-  auto slot = take_slot(bytes.size(), wait, lock);
-  if (!slot) return std::unexpected(slot.error());
+  SHMB_TRY(slot, take_slot(bytes.size(), wait, lock));
   Error why;
-  std::byte* const to = pool_->data(*slot, &why);
+  std::byte* const to = pool_->data(slot, &why);
   if (to == nullptr) {
-    pool_->me().drop(*slot);
+    pool_->me().drop(slot);
     return std::unexpected(std::move(why));
   }
   if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
   pool::Handle handle{};
-  handle.slot = *slot;
-  handle.generation = pool_->me().generation(*slot);
+  handle.slot = slot;
+  handle.generation = pool_->me().generation(slot);
   handle.length = bytes.size();
   handle.type = type;
-  return publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{*slot, nullptr}, deadline, {}, wait, lock);
+  return publish(pool::kTagSlot, std::as_bytes(std::span(&handle, 1)), Held{slot, nullptr}, deadline, {}, wait, lock);
 }
 
 Result<void> Queue::send(const Slot& slot, std::int64_t wait) {
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   Wait until(wait);
   Pool::Lock lock(pool_->me().lock());
-  if (auto may = may_send(); !may) return may;
-  if (auto fine = pool_->check(slot); !fine) return fine;
+  SHMB_TRY_VOID(may_send());
+  SHMB_TRY_VOID(pool_->check(slot));
   if (slot.length > pool_->slot_size(slot.index))
     return error(Status::invalid, "the length (" + std::to_string(slot.length) + ") is more than the slot has (" +
                                       std::to_string(pool_->slot_size(slot.index)) + ")");
@@ -247,7 +245,7 @@ Result<void> Queue::check_part(OutPart& part) {
       if (part.data == nullptr && part.length != 0) return error(Status::invalid, "a part has a length and no data");
       return {};
     case PartKind::slot: {
-      if (auto fine = pool_->check(part.slot); !fine) return fine;
+      SHMB_TRY_VOID(pool_->check(part.slot));
       const std::uint64_t size = pool_->slot_size(part.slot.index);
       if (part.length == 0 && part.offset <= part.slot.length) part.length = part.slot.length - part.offset;
       if (part.offset > size || part.length > size - part.offset)
@@ -272,7 +270,7 @@ Result<void> Queue::check_part(OutPart& part) {
 }
 
 Result<void> Queue::send(std::span<const OutPart> given, std::uint64_t type, std::int64_t lifetime, std::int64_t wait) {
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   Wait until(wait);
   Pool::Lock lock(pool_->me().lock());
   return send_parts(given, type, lifetime, until, lock);
@@ -281,7 +279,7 @@ Result<void> Queue::send(std::span<const OutPart> given, std::uint64_t type, std
 Result<void> Queue::send_many(std::size_t count, const std::function<Result<Outgoing>(std::size_t)>& next,
                               std::int64_t wait, std::size_t& sent) {
   sent = 0;
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   Wait until(wait);
   (void)until.until();  // counted from here, not from the first message that waits
   Pool::Lock lock(pool_->me().lock());
@@ -318,8 +316,7 @@ Result<void> Queue::send_many(std::size_t count, const std::function<Result<Outg
 }
 
 Result<bool> Queue::has_slots_for(std::uint64_t bytes, Wait& wait, Pool::Lock& lock) {
-  if (bytes > pool_->largest_class())
-    if (auto shown = show_batch(); !shown) return std::unexpected(shown.error());
+  if (bytes > pool_->largest_class()) SHMB_TRY_VOID(show_batch());
   return pool_->has_slots_for(bytes, wait, lock);
 }
 
@@ -345,7 +342,7 @@ Result<void> Queue::send_parts(std::span<const OutPart> given, std::uint64_t typ
   if (lifetime == kForever) lifetime = 0;
   if (lifetime < 0)
     return error(Status::invalid, "a message lives for a time above 0, or for ever: 0 is the default, SHMB_FOREVER");
-  if (auto may = may_send(); !may) return may;
+  SHMB_TRY_VOID(may_send());
   if (lifetime != 0 && (flags_ & pool::kQueueExpiring) == 0)
     return error(Status::invalid, "the queue was made without EXPIRING: its messages have no lifetime");
   std::int64_t deadline = 0;
@@ -355,16 +352,15 @@ Result<void> Queue::send_parts(std::span<const OutPart> given, std::uint64_t typ
   }
   if (given.size() == 1) {
     OutPart part = given[0];
-    if (auto fine = check_part(part); !fine) return fine;
+    SHMB_TRY_VOID(check_part(part));
     if (part.kind == PartKind::bytes) {
       if (type == 0 && part.length <= std::min<std::uint64_t>(body_room(), pool::kTagMaxInline))
         return publish(static_cast<std::uint8_t>(part.length), {part.data, part.length}, {}, deadline, {}, until, lock);
       // In a slot the bytes stand without a list, and the cell has room for their type. In a cell they need a list for
       // it.
       if (sizeof(ListHeader) + part.length > body_room()) {
-        auto fits = has_slots_for(part.length, until, lock);
-        if (!fits) return std::unexpected(std::move(fits.error()));
-        if (*fits) return send_in_slot({part.data, part.length}, type, deadline, until, lock);
+        SHMB_TRY(fits, has_slots_for(part.length, until, lock));
+        if (fits) return send_in_slot({part.data, part.length}, type, deadline, until, lock);
       }
     }
     if (part.kind == PartKind::slot) {
@@ -381,8 +377,7 @@ Result<void> Queue::send_parts(std::span<const OutPart> given, std::uint64_t typ
     return send_list(std::span(&part, 1), type, deadline, until, lock);
   }
   std::vector<OutPart> parts(given.begin(), given.end());
-  for (OutPart& part : parts)
-    if (auto fine = check_part(part); !fine) return fine;
+  for (OutPart& part : parts) SHMB_TRY_VOID(check_part(part));
   return send_list(parts, type, deadline, until, lock);
 }
 
@@ -502,7 +497,7 @@ Result<void> Queue::hold_regions(const Claims& claims) {
   const std::size_t most = SHMBW_MAX_BATCH;
   for (std::size_t first = 0; first < wanted.size(); first += most) {
     const std::size_t count = std::min(most, wanted.size() - first);
-    if (auto shown = show_batch(); !shown) return shown;
+    SHMB_TRY_VOID(show_batch());
     lock.unlock();
     auto answers = call_batch<SHMBW_OP_QUEUE_HOLD>(*pool_->session(), std::span(wanted).subspan(first, count), Texts{},
                                                    Deadline::after(spec_.timeout));
@@ -554,7 +549,7 @@ void Queue::drop_idle_holds() {
 }
 
 Result<void> Queue::drain(std::int64_t wait) {
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   if (!spec_.writer) return error(Status::denied, "this handle is no writer of queue '" + spec_.name + "'");
   Wait until(wait);
   Pool::Lock lock(pool_->me().lock());
@@ -582,10 +577,10 @@ Result<void> Queue::drain(std::int64_t wait) {
       return error(Status::peer_gone, "a reader of queue '" + spec_.name + "' died while this call waited");
     if (until.none) return error(Status::full, std::to_string(out_.it->in_flight()) + " messages are not taken yet");
     std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
-    auto woken = pool_->sleep(
-        masks, [&] { return looked != pool_->change() || !out_.it || out_.it->in_flight() == 0; }, until.until());
-    if (!woken) return std::unexpected(woken.error());
-    if (!*woken)
+    SHMB_TRY(woken, pool_->sleep(
+                        masks, [&] { return looked != pool_->change() || !out_.it || out_.it->in_flight() == 0; },
+                        until.until()));
+    if (!woken)
       return error(Status::deadline,
                    std::to_string(out_.it->in_flight()) + " messages were not taken before the deadline");
   }

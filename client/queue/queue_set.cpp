@@ -27,7 +27,7 @@ std::vector<std::shared_ptr<Pool>> QueueSet::pools() const {
 }
 
 Result<void> QueueSet::add(Queue& queue, void* tag) {
-  if (auto entered = queue.enter(); !entered) return entered;
+  SHMB_TRY_VOID(queue.enter());
   if (!queue.reads()) return error(Status::denied, "the handle is no reader of its queue: a set waits for messages");
   if (std::ranges::any_of(entries_, [&](const Entry& entry) { return entry.queue == &queue; }))
     return error(Status::exists, "the queue is in the set already");
@@ -160,9 +160,8 @@ Result<void> QueueSet::watch(Pool& pool) {
   const std::shared_ptr<Session>& session = pool.session();
   const int watched = session->watch_descriptor();
   Pool::Lock lock(pool.me().lock());
-  auto bell = pool.doorbell(lock);
-  if (!bell) return std::unexpected(bell.error());
-  for (int fd : {*bell, watched}) {
+  SHMB_TRY(bell, pool.doorbell(lock));
+  for (int fd : {bell, watched}) {
     if (fd < 0 || std::ranges::find(watched_, fd) != watched_.end()) continue;
     if (auto added = sys::epoll_watch(epoll_.get(), fd); !added)
       return system_failure(added.error(), "epoll_ctl for a queue's descriptor");
@@ -195,11 +194,10 @@ Result<void> QueueSet::make_descriptor() {
 }
 
 Result<int> QueueSet::descriptor() {
-  for (const Entry& entry : entries_)
-    if (auto entered = entry.queue->enter(); !entered) return std::unexpected(entered.error());
+  for (const Entry& entry : entries_) SHMB_TRY_VOID(entry.queue->enter());
   forget_parent();
   const bool fresh = !epoll_;
-  if (auto made = make_descriptor(); !made) return std::unexpected(made.error());
+  SHMB_TRY_VOID(make_descriptor());
   if (fresh) signal();  // until a thread has looked and armed it
   return epoll_.get();
 }
@@ -259,8 +257,7 @@ Result<bool> QueueSet::await_descriptor(Deadline deadline) {
 
 Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
   if (entries_.empty()) return error(Status::invalid, "the set has no queues to wait on");
-  for (const Entry& entry : entries_)
-    if (auto entered = entry.queue->enter(); !entered) return std::unexpected(entered.error());
+  for (const Entry& entry : entries_) SHMB_TRY_VOID(entry.queue->enter());
   forget_parent();
   Wait until(wait);
   if (const Entry* entry = chosen()) return *entry;
@@ -279,16 +276,15 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       {
         Pool::Lock lock(pool.me().lock());
         entries_[0].queue->set_spin();
-        auto woken = pool.sleep(masks, [&] { return something_there(pool); }, until.until());
-        if (!woken) return std::unexpected(woken.error());
-        woken_up = *woken;
+        SHMB_TRY(woken, pool.sleep(masks, [&] { return something_there(pool); }, until.until()));
+        woken_up = woken;
       }
       if (const Entry* entry = woken_up ? chosen() : nullptr) return *entry;
       // Another consumer was faster.
       if (!woken_up || until.until().passed()) return error(Status::deadline, late);
     }
   }
-  if (auto made = make_descriptor(); !made) return std::unexpected(made.error());
+  SHMB_TRY_VOID(make_descriptor());
   for (;;) {
     quiet();
     if (!arm_all()) {
@@ -296,15 +292,13 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
       if (until.until().passed()) return error(Status::deadline, late);
       continue;
     }
-    auto readable = await_descriptor(until.until());
-    if (!readable) return std::unexpected(readable.error());
-    if (*readable || rescues())
+    SHMB_TRY(readable, await_descriptor(until.until()));
+    if (readable || rescues())
       if (const Entry* entry = chosen()) return *entry;
     // Also where it stays readable: a peer may ring without a message, or shut the doorbell down.
     const bool passed = until.until().passed();
-    if (*readable && !passed) continue;
-    for (const auto& pool : all)
-      if (auto there = pool->broker_there(); !there) return std::unexpected(there.error());
+    if (readable && !passed) continue;
+    for (const auto& pool : all) SHMB_TRY_VOID(pool->broker_there());
     if (passed) return error(Status::deadline, late);
   }
 }
@@ -322,9 +316,8 @@ Result<int> Pool::doorbell(Lock&) {
     bell_.theirs = std::move((*pair)[1]);
   }
   const int theirs[] = {bell_.theirs.get()};
-  auto answer = call<SHMBW_OP_POOL_DOORBELL>(*session_, bell_request(SHMBW_DOORBELL_SET, 0, 0), {}, Deadline::after(0),
-                                             {.fds = theirs});
-  if (!answer) return std::unexpected(answer.error());
+  SHMB_TRY_VOID(call<SHMBW_OP_POOL_DOORBELL>(*session_, bell_request(SHMBW_DOORBELL_SET, 0, 0), {}, Deadline::after(0),
+                                             {.fds = theirs}));
   bell_.set = true;
   return bell_.ours.get();
 }

@@ -25,7 +25,7 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
                                      ReadyReport& ready) {
   const Granted grant{granted.region, granted.rights, granted.length, granted.bytes};
   const shmbw_region_ref asked = item.target.by == SHMBW_ATTACH_BY_ID ? item.target.region : shmbw_region_ref{};
-  if (auto fine = check_grant(grant, asked, rights_of(item)); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(check_grant(grant, asked, rights_of(item)));
   RegionFacts facts;
   facts.ref = granted.region;
   facts.epoch = broker.epoch;
@@ -38,16 +38,15 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
   facts.flags = granted.flags;
   if ((item.flags & kAttachUnmapped) != 0) return std::make_shared<Region>(session, facts, Mapping(), Fd());
   const bool writes = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0;
-  auto mapping = map_whole(fd.get(), facts.length, facts.bytes, writes ? Access::read_write : Access::read);
-  if (!mapping) return std::unexpected(mapping.error());
+  SHMB_TRY(mapping, map_whole(fd.get(), facts.length, facts.bytes, writes ? Access::read_write : Access::read));
   // Only what has memory behind it: reading a hole through a mapping allocates the page, charged to the reader.
   const bool has_pages = facts.page_kind == SHMBW_PAGE_KIND_SMALL || facts.page_kind == SHMBW_PAGE_KIND_HUGE ||
                          facts.page_kind == SHMBW_PAGE_KIND_MIXED;
   if (has_pages && (item.flags & kAttachNoPopulate) == 0 && facts.bytes <= kPopulateByDefault)
-    (void)map_existing(*mapping, writes ? Access::read_write : Access::read, false);
+    (void)map_existing(mapping, writes ? Access::read_write : Access::read, false);
   // Every writer reports, or no other session could publish the region. Only the creator describes the pages.
   if (writes) ready.add(facts.ref, {0, SHMBW_PAGE_KIND_UNKNOWN});
-  return std::make_shared<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
+  return std::make_shared<Region>(session, facts, std::move(mapping), Fd(), KeptDescriptor::of(std::move(fd)));
 }
 
 Result<shmbw_attach> attach_request(const AttachItem& item, std::uint64_t epoch) {
@@ -151,8 +150,7 @@ void attach_in_places(const std::shared_ptr<Session>& session, std::span<const A
 
 Result<void> wait_for(Session::OwnWatch& watch, Result<void> begun, Deadline deadline) {
   if (!begun || watch.state() != 0) return begun;
-  auto event = watch.await(deadline);
-  if (!event) return std::unexpected(event.error());
+  SHMB_TRY_VOID(watch.await(deadline));
   return {};
 }
 
@@ -187,11 +185,10 @@ Result<void> wait_for_name(Session& session, const names::Address& address, Dead
     auto begun = own.begin(spec, Deadline::after(0));
     if (!begun && begun.error().status != Status::not_found) return begun;
     spec.address = second->group + "/" + second->name;
-    if (auto also = of_user.begin(spec, Deadline::after(0)); !also) return also;
+    SHMB_TRY_VOID(of_user.begin(spec, Deadline::after(0)));
     if ((begun && own.state() != 0) || of_user.state() != 0) return {};
     Channel::Subscription* const both[] = {&of_user.subscription(), &own.subscription()};
-    auto event = session.await_any(both, deadline);
-    if (!event) return std::unexpected(event.error());
+    SHMB_TRY_VOID(session.await_any(both, deadline));
     return {};
   }
   WatchSpec spec;
@@ -206,11 +203,10 @@ Result<void> wait_for_name(Session& session, const names::Address& address, Dead
 }  // namespace
 
 Result<Target> Target::at(const std::string& address) {
-  auto parsed = names::parse_region(address);
-  if (!parsed) return std::unexpected(parsed.error());
+  SHMB_TRY(parsed, names::parse_region(address));
   Target target;
   target.by = SHMBW_ATTACH_BY_NAME;
-  target.address = std::move(*parsed);
+  target.address = std::move(parsed);
   return target;
 }
 
@@ -272,11 +268,9 @@ Result<void> unname(Session& session, const Target& target, Deadline deadline) {
   if (session.is_local()) return needs_broker("names");
   const auto reach = [&](std::uint32_t rights) -> Result<shmbw_attach_reply> {
     const auto ask = [&](const Target& at) -> Result<shmbw_attach_reply> {
-      auto request = attach_request({at, rights, kAttachUnmapped}, session.facts().epoch);
-      if (!request) return std::unexpected(request.error());
-      auto answer = call<SHMBW_OP_ATTACH>(session, *request, {at.address.group, at.address.name}, deadline);
-      if (!answer) return std::unexpected(answer.error());
-      return answer->fixed;
+      SHMB_TRY(request, attach_request({at, rights, kAttachUnmapped}, session.facts().epoch));
+      SHMB_TRY(answer, call<SHMBW_OP_ATTACH>(session, request, {at.address.group, at.address.name}, deadline));
+      return answer.fixed;
     };
     auto first = ask(target);
     if (first || first.error().status != Status::not_found || target.by != SHMBW_ATTACH_BY_NAME) return first;

@@ -22,8 +22,7 @@ bool populates(const CreateItem& item, bool strict) {
 Result<void> check_item(const CreateItem& item, bool strict) {
   if (item.length > kMaxLength)
     return error(Status::invalid, "a region has fewer than 2^47 bytes, asked " + std::to_string(item.length));
-  if (!item.name.empty())
-    if (auto checked = names::check(item.name, "region name"); !checked) return checked;
+  if (!item.name.empty()) SHMB_TRY_VOID(names::check(item.name, "region name"));
   if (strict && !populates(item, strict))
     return error(Status::unsupported,
                  "an unpopulated region is refused while vm.overcommit_memory is 2: touching it could be a SIGBUS; "
@@ -36,7 +35,7 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
                                      ReadyReport& ready) {
   const std::uint32_t rights = item.rights != 0 ? item.rights : std::uint32_t{SHMBW_RIGHT_KNOWN};
   const Granted grant{granted.region, granted.rights, item.length, granted.bytes};
-  if (auto fine = check_grant(grant, {}, rights); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(check_grant(grant, {}, rights));
   if (granted.group == 0 || (item.group != 0 && granted.group != item.group))
     return error(Status::protocol, "the broker's answer is not what was asked for: the region is in group #" +
                                        std::to_string(granted.group));
@@ -58,21 +57,19 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   if ((item.flags & SHMBW_CREATE_HEAP) != 0) facts.flags |= SHMBW_REGION_HEAP;
   if (dirty) facts.flags |= SHMBW_REGION_DIRTY_BIRTH;
   facts.recycled = dirty;
-  if (auto fits = check_memory(fd.get(), facts.length, facts.bytes); !fits) return std::unexpected(fits.error());
+  SHMB_TRY_VOID(check_memory(fd.get(), facts.length, facts.bytes));
   if ((item.flags & kCreateUnmapped) != 0) {
     ready.add_unmapped(facts.ref);
     return std::make_shared<Region>(session, facts, Mapping(), Fd());
   }
 
   const Access access = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? Access::read_write : Access::read;
-  auto mapping = map_checked(fd.get(), 0, facts.bytes, access);
-  if (!mapping) return std::unexpected(mapping.error());
+  SHMB_TRY(mapping, map_checked(fd.get(), 0, facts.bytes, access));
   Populated populated{0, SHMBW_PAGE_KIND_UNPOPULATED};
   if (access == Access::read_write && (populates(item, strict) || dirty)) {
-    auto filled = populate_fresh(*mapping, fd.get(), (item.flags & kCreateSmallPages) != 0);
-    if (!filled) return std::unexpected(filled.error());
-    populated = *filled;
-    if (dirty && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0) std::memset(mapping->data(), 0, facts.bytes);
+    SHMB_TRY(filled, populate_fresh(mapping, fd.get(), (item.flags & kCreateSmallPages) != 0));
+    populated = filled;
+    if (dirty && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0) std::memset(mapping.data(), 0, facts.bytes);
   }
   facts.populated = populated.bytes;
   facts.page_kind = populated.kind;
@@ -80,7 +77,7 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
     ready.add(facts.ref, populated);
     facts.state = SHMBW_REGION_STATE_READY;
   }
-  return std::make_shared<Region>(session, facts, std::move(*mapping), Fd(), KeptDescriptor::of(std::move(fd)));
+  return std::make_shared<Region>(session, facts, std::move(mapping), Fd(), KeptDescriptor::of(std::move(fd)));
 }
 
 // Which of the items travel, and how.

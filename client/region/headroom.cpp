@@ -182,7 +182,7 @@ Result<void> check_headroom(std::uint64_t bytes) {
       allowance.fetch_sub(wanted, std::memory_order_relaxed) >= wanted)
     return {};
   std::uint64_t room = 0;
-  if (auto checked = check_headroom_at({}, bytes, &room); !checked) return checked;
+  SHMB_TRY_VOID(check_headroom_at({}, bytes, &room));
   allowance.store(static_cast<std::int64_t>(std::min<std::uint64_t>((room - bytes) / 16, INT64_MAX)),
                   std::memory_order_relaxed);
   looked_after_forks.store(forks_seen(), std::memory_order_relaxed);

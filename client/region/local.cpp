@@ -31,8 +31,7 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
   const bool mapped = (item.flags & kCreateUnmapped) == 0;
   const bool populated =
       mapped && (item.flags & kCreateNoPopulate) == 0 && (item.length <= kPopulateByDefault || strict_overcommit());
-  if (populated)
-    if (auto room = check_headroom(facts.bytes); !room) return std::unexpected(room.error());
+  if (populated) SHMB_TRY_VOID(check_headroom(facts.bytes));
   auto fd = sys::memfd_create("shmb:local", true);
   if (!fd) return system_failure(fd.error(), "memfd_create for a local region");
   if (auto sized = sys::truncate(fd->get(), facts.bytes); !sized)
@@ -48,10 +47,9 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
     mapping = std::move(*made);
   }
   if (populated) {
-    auto filled = populate_fresh(mapping, fd->get(), (item.flags & kCreateSmallPages) != 0);
-    if (!filled) return std::unexpected(filled.error());
-    facts.populated = filled->bytes;
-    facts.page_kind = filled->kind;
+    SHMB_TRY(filled, populate_fresh(mapping, fd->get(), (item.flags & kCreateSmallPages) != 0));
+    facts.populated = filled.bytes;
+    facts.page_kind = filled.kind;
     facts.state = SHMBW_REGION_STATE_READY;
   }
   return std::make_shared<Region>(session, facts, std::move(mapping), std::move(*fd));

@@ -79,7 +79,7 @@ Result<Mapping> map_checked(int fd, std::uint64_t offset, std::uint64_t length, 
 }
 
 Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Access access) {
-  if (auto fits = check_memory(fd, length, bytes); !fits) return std::unexpected(fits.error());
+  SHMB_TRY_VOID(check_memory(fd, length, bytes));
   return map_checked(fd, 0, bytes, access);
 }
 

@@ -59,7 +59,7 @@ Sys<void> fill(Range range, int fd) {
 // One page in each 2 MiB, so that a collapse has something to start from.
 Sys<void> seed(Range range) {
   for (std::size_t at = 0; at < range.size(); at += kHugePage)
-    if (auto touched = advise(range.data() + at, kSmallPage, MADV_POPULATE_WRITE); !touched) return touched;
+    SHMB_TRY_VOID(advise(range.data() + at, kSmallPage, MADV_POPULATE_WRITE));
   return {};
 }
 
@@ -80,7 +80,7 @@ Sys<shmbw_page_kind> populate_huge(Range range, int fd) {
   shmbw_page_kind kind = SHMBW_PAGE_KIND_SMALL;
   if (shmem_takes_huge_advice()) {
     (void)sys::madvise(range.data(), range.size(), MADV_HUGEPAGE);
-    if (auto filled = fill(range, fd); !filled) return std::unexpected(filled.error());
+    SHMB_TRY_VOID(fill(range, fd));
     return collapse(range) ? SHMBW_PAGE_KIND_HUGE : SHMBW_PAGE_KIND_MIXED;  // nothing to do if all are huge
   }
   auto seeded = seed(range);
@@ -90,7 +90,7 @@ Sys<shmbw_page_kind> populate_huge(Range range, int fd) {
     // A collapse that began has made some of them huge; one that the kernel does not know has made none.
     if (sys::madvise(range.data(), kHugePage, MADV_COLLAPSE)) kind = SHMBW_PAGE_KIND_MIXED;
   }
-  if (auto filled = fill(range, fd); !filled) return std::unexpected(filled.error());
+  SHMB_TRY_VOID(fill(range, fd));
   return kind;
 }
 

@@ -86,7 +86,7 @@ bool Region::writable() const {
 }
 
 Result<void> Region::usable() const {
-  if (auto entered = session_->enter(); !entered) return entered;
+  SHMB_TRY_VOID(session_->enter());
   if (orphaned_)
     return error(Status::forked,
                  "this forked child got no lease of its own on the region: its mapping stays, but the "
@@ -124,16 +124,15 @@ Result<Fd> Region::fetch(std::uint32_t rights, bool for_others, Deadline deadlin
   request.by = SHMBW_ATTACH_BY_ID;
   request.rights = rights;
   request.region = facts_.ref;
-  auto answer = call<SHMBW_OP_ATTACH>(*session_, request, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  const shmbw_attach_reply& element = answer->fixed;
+  SHMB_TRY(answer, call<SHMBW_OP_ATTACH>(*session_, request, {}, deadline));
+  const shmbw_attach_reply& element = answer.fixed;
   // A region whose descriptor leaves the process is never recycled. The own mapping is accounted for when the handle is
   // released.
   (void)post_release(*session_, facts_.ref, for_others ? 0U : unsigned{SHMBW_RELEASE_RECYCLE});
   const Granted granted{element.region, element.rights, element.length, element.bytes};
   auto fine = check_grant(granted, facts_.ref, rights);
   if (fine) state_ = element.state;
-  auto fd = fine ? take_fd(answer->reply, element.outcome) : Result<Fd>(std::unexpected(fine.error()));
+  auto fd = fine ? take_fd(answer.reply, element.outcome) : Result<Fd>(std::unexpected(fine.error()));
   if (fd) fine = check_memory(fd->get(), facts_.length, facts_.bytes);
   if (!fine) fd = std::unexpected(fine.error());
   if (!fd) report_unmapped();
@@ -163,7 +162,7 @@ bool Region::holds(std::uint64_t offset, std::uint64_t length) const {
 }
 
 Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Access access, Deadline deadline) {
-  if (auto fine = usable(); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(usable());
   if (offset % kSmallPage != 0) return error(Status::invalid, "the offset of a part is a multiple of 4096");
   if (!holds(offset, length)) return error(Status::invalid, "the part lies outside of the region");
   if (access == Access::read_write && (facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0)
@@ -200,23 +199,22 @@ Result<void> Region::populate(std::uint64_t offset, std::uint64_t length) {
   if (!holds(offset, length)) return error(Status::invalid, "the part lies outside of the region");
   length = mappable(length);
   const bool write = writable();
-  if (write)
-    if (auto room = find_headroom(*session_, length, Deadline::after(0)); !room) return room;
-  auto done = populate_part(mapping_, offset, length, write ? Access::read_write : Access::read, facts_.small_pages);
-  if (!done) return std::unexpected(done.error());
+  if (write) SHMB_TRY_VOID(find_headroom(*session_, length, Deadline::after(0)));
+  SHMB_TRY(done,
+           populate_part(mapping_, offset, length, write ? Access::read_write : Access::read, facts_.small_pages));
   if (!write) return {};
   std::uint64_t before = populated_, now = 0;
-  do now = std::min(facts_.bytes, before + done->bytes);
+  do now = std::min(facts_.bytes, before + done.bytes);
   while (!populated_.compare_exchange_weak(before, now));
-  if (before == 0 || page_kind_ == done->kind) page_kind_ = done->kind;
+  if (before == 0 || page_kind_ == done.kind) page_kind_ = done.kind;
   else page_kind_ = SHMBW_PAGE_KIND_MIXED;
   // Not for each of many small parts.
-  if (done->bytes >= kHugePage || now == facts_.bytes) report(now, static_cast<shmbw_page_kind>(page_kind_.load()));
+  if (done.bytes >= kHugePage || now == facts_.bytes) report(now, static_cast<shmbw_page_kind>(page_kind_.load()));
   return {};
 }
 
 Result<Fd> Region::descriptor(Deadline deadline) {
-  if (auto fine = usable(); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(usable());
   auto fd = fetch(SHMBW_RIGHT_MAP_READ | (writable() ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U), true, deadline);
   if (!fd && fd.error().status == Status::write_closed) fd = fetch(SHMBW_RIGHT_MAP_READ, true, deadline);
   if (fd) report(0, SHMBW_PAGE_KIND_UNKNOWN);
@@ -225,9 +223,8 @@ Result<Fd> Region::descriptor(Deadline deadline) {
 
 Result<void> Region::map_back(Deadline deadline) {
   const interrupt::Shield shield;
-  auto fd = fetch(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE, false, deadline);
-  if (!fd) return std::unexpected(fd.error());
-  auto mapped = map_checked(fd->get(), 0, facts_.bytes, Access::read_write);
+  SHMB_TRY(fd, fetch(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE, false, deadline));
+  auto mapped = map_checked(fd.get(), 0, facts_.bytes, Access::read_write);
   if (!mapped) {
     report_unmapped();
     return std::unexpected(mapped.error());
@@ -249,7 +246,7 @@ static Result<Answered<SHMBW_OP_PUBLISH>> ask_to_publish(Session& session, shmbw
   spec.events = SHMBW_WATCH_EVENT_READY | SHMBW_WATCH_EVENT_PUBLISHED | SHMBW_WATCH_EVENT_GONE;
   spec.region = region;
   Session::OwnWatch watch(session);
-  if (auto begun = watch.begin(spec, deadline); !begun) return std::unexpected(begun.error());
+  SHMB_TRY_VOID(watch.begin(spec, deadline));
   for (;;) {
     reply = ask();
     if (reply || reply.error().status != Status::not_ready) return reply;
@@ -262,8 +259,8 @@ static Result<Answered<SHMBW_OP_PUBLISH>> ask_to_publish(Session& session, shmbw
 }
 
 Result<void> Region::publish(Deadline deadline) {
-  if (auto fine = usable(); !fine) return fine;
-  if (auto fine = check_answer_deadline(deadline); !fine) return fine;
+  SHMB_TRY_VOID(usable());
+  SHMB_TRY_VOID(check_answer_deadline(deadline));
   if (state_ == SHMBW_REGION_STATE_PUBLISHED) return error(Status::invalid, "the region is published already");
   if ((facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0) return error(Status::denied, "only a writer can publish a region");
   if (auto held = held_.lock(); held && held->here())
@@ -305,7 +302,7 @@ Result<void> Region::publish(Deadline deadline) {
   facts_.rights &= published.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE};
   if (facts_.name_at_publish) facts_.flags |= SHMBW_REGION_NAMED;
   const Granted granted{published.region, published.rights, facts_.length, facts_.bytes};
-  if (auto fine = check_grant(granted, facts_.ref, SHMBW_RIGHT_MAP_READ); !fine) return fine;
+  SHMB_TRY_VOID(check_grant(granted, facts_.ref, SHMBW_RIGHT_MAP_READ));
   if (reply.fds.empty()) return error(Status::protocol, "the broker's answer to PUBLISH lacks its descriptor");
   if (!was_mapped) return {};
   auto mapped = map_whole(reply.fds[0].get(), facts_.length, facts_.bytes, Access::read);
@@ -324,8 +321,7 @@ Result<void> revoke_ticket(Session& session, const Token& ticket, Deadline deadl
   if (session.is_local()) return needs_broker("tickets");
   shmbw_ticket_revoke request{};
   std::memcpy(request.ticket, ticket.bytes.data(), sizeof request.ticket);
-  auto answer = call<SHMBW_OP_TICKET_REVOKE>(session, request, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
+  SHMB_TRY_VOID(call<SHMBW_OP_TICKET_REVOKE>(session, request, {}, deadline));
   return {};
 }
 
@@ -338,9 +334,8 @@ Result<TicketsEnded> release_tickets(Session& session, const TicketsMeant& meant
   request.owner_uid = meant.owner_uid;
   request.flags = SHMBW_TICKETS_RELEASE_OWNER_GIVEN | (meant.held ? unsigned{SHMBW_TICKETS_RELEASE_HELD} : 0U);
   do {
-    auto answer = call<SHMBW_OP_TICKETS_RELEASE>(session, request, {}, deadline);
-    if (!answer) return std::unexpected(answer.error());
-    const shmbw_tickets_release_reply& part = answer->fixed;
+    SHMB_TRY(answer, call<SHMBW_OP_TICKETS_RELEASE>(session, request, {}, deadline));
+    const shmbw_tickets_release_reply& part = answer.fixed;
     all.tickets += part.tickets;
     all.regions += part.regions;
     all.bytes += part.bytes_freed;
@@ -355,7 +350,7 @@ Result<TicketsEnded> release_tickets(Session& session, const TicketsMeant& meant
 Result<Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
                                            Deadline deadline, std::uint32_t flags, std::uint64_t with) {
   if (session_->is_local()) return needs_broker("tickets");
-  if (auto fine = usable(); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(usable());
   return client::make_ticket(*session_, facts_.ref, rights, uses, lifetime, deadline, flags, with);
 }
 
@@ -368,12 +363,11 @@ Result<Region::Ticket> make_ticket(Session& session, shmbw_region_ref region, st
   request.lifetime = lifetime;
   request.flags = flags;
   request.session = with;
-  auto answer = call<SHMBW_OP_TICKET_CREATE>(session, request, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
+  SHMB_TRY(answer, call<SHMBW_OP_TICKET_CREATE>(session, request, {}, deadline));
   Region::Ticket ticket;
-  std::memcpy(ticket.token.bytes.data(), answer->fixed.ticket, sizeof answer->fixed.ticket);
+  std::memcpy(ticket.token.bytes.data(), answer.fixed.ticket, sizeof answer.fixed.ticket);
   if (ticket.token == Token{}) return error(Status::protocol, "the broker's answer to TICKET_CREATE has no ticket");
-  ticket.expires = answer->fixed.expires;
+  ticket.expires = answer.fixed.expires;
   return ticket;
 }
 
@@ -414,9 +408,8 @@ Result<void> Region::release(std::uint32_t flags) {
 
 Sys<std::shared_ptr<void>> Region::hold_mapping() {
   if (auto held = held_.lock()) return held;
-  auto mark = ForkMark::make();
-  if (!mark) return std::unexpected(mark.error());
-  auto rest = std::make_shared<Rest>(std::move(*mark));
+  SHMB_TRY(mark, ForkMark::make());
+  auto rest = std::make_shared<Rest>(std::move(mark));
   held_ = rest;
   return rest;
 }
@@ -433,9 +426,8 @@ Result<void> Region::leave_to(Rest& rest, std::uint32_t flags) {
 
 Result<void> release_with_name(Session& session, shmbw_region_ref region, std::uint32_t flags) {
   const shmbw_release release{region, 1, flags | SHMBW_RELEASE_UNNAME};
-  auto answers = call_batch<SHMBW_OP_RELEASE>(session, std::span(&release, 1), Texts{}, Deadline::after(0));
-  if (!answers) return std::unexpected(answers.error());
-  auto released = answers->next();
+  SHMB_TRY(answers, call_batch<SHMBW_OP_RELEASE>(session, std::span(&release, 1), Texts{}, Deadline::after(0)));
+  auto released = answers.next();
   if (released) return {};
   // The name stays, but the reference must end.
   (void)post_release(session, region, flags);

@@ -142,27 +142,22 @@ Result<Answers<op>> call_batch(Door& door, std::span<const RequestOf<op>> elemen
                                Deadline deadline, const With& with = {}) {
   static_assert(wire::traits_of(op).batch);
   const RequestPacket<op> packet(elements, texts, with.fds.size());
-  auto reply = door.call(packet.bytes(), deadline, with.subscription, with.fds);
-  if (!reply) return std::unexpected(std::move(reply.error()));
-  return Answers<op>::of(std::move(*reply), elements.size());
+  SHMB_TRY(reply, door.call(packet.bytes(), deadline, with.subscription, with.fds));
+  return Answers<op>::of(std::move(reply), elements.size());
 }
 
 template <std::uint16_t op, class Door>
 Result<Answered<op>> call(Door& door, const RequestOf<op>& request, Texts texts, Deadline deadline,
                           const With& with = {}) {
   if constexpr (wire::traits_of(op).batch) {
-    auto answers = call_batch<op>(door, std::span(&request, 1), texts, deadline, with);
-    if (!answers) return std::unexpected(std::move(answers.error()));
-    auto only = answers->next();
-    if (!only) return std::unexpected(std::move(only.error()));
-    return Answered<op>{*only, std::move(answers->reply)};
+    SHMB_TRY(answers, call_batch<op>(door, std::span(&request, 1), texts, deadline, with));
+    SHMB_TRY(only, answers.next());
+    return Answered<op>{only, std::move(answers.reply)};
   } else {
     const RequestPacket<op> packet(std::span(&request, 1), texts, with.fds.size());
-    auto reply = door.call(packet.bytes(), deadline, with.subscription, with.fds);
-    if (!reply) return std::unexpected(std::move(reply.error()));
-    auto fixed = fixed_of<ReplyOf<op>>(*reply);
-    if (!fixed) return std::unexpected(std::move(fixed.error()));
-    return Answered<op>{*fixed, std::move(*reply)};
+    SHMB_TRY(reply, door.call(packet.bytes(), deadline, with.subscription, with.fds));
+    SHMB_TRY(fixed, fixed_of<ReplyOf<op>>(reply));
+    return Answered<op>{fixed, std::move(reply)};
   }
 }
 
@@ -173,7 +168,7 @@ Result<void> post(Door& door, std::span<const RequestOf<op>> elements, Deadline 
   constexpr std::size_t kMost = wire::traits_of(op).batch ? SHMBW_MAX_BATCH : 1;
   for (; !elements.empty(); elements = elements.subspan(std::min(kMost, elements.size()))) {
     const RequestPacket<op> packet(elements.first(std::min(kMost, elements.size())), Texts{}, 0, SHMBW_HEADER_NO_REPLY);
-    if (auto posted = door.post(packet.bytes(), deadline); !posted) return posted;
+    SHMB_TRY_VOID(door.post(packet.bytes(), deadline));
   }
   return {};
 }

@@ -43,11 +43,10 @@ Result<Greeting> greeting_for(const ConnectOptions& options, const Places& place
   if (options.no_group) return greeting;
   const std::string text = !options.group.empty() ? options.group : places.group_variable.value_or("");
   if (text.empty()) return greeting;
-  auto ticket = names::parse_group_variable(text);
-  if (!ticket) return std::unexpected(ticket.error());
-  greeting.group_name = ticket->name;
+  SHMB_TRY(ticket, names::parse_group_variable(text));
+  greeting.group_name = ticket.name;
   greeting.group_token.emplace();
-  std::copy(std::begin(ticket->token), std::end(ticket->token), greeting.group_token->bytes.begin());
+  std::copy(std::begin(ticket.token), std::end(ticket.token), greeting.group_token->bytes.begin());
   return greeting;
 }
 
@@ -61,10 +60,9 @@ constexpr std::int64_t kGreetingPause = 2'000'000;
 Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::string& how, std::optional<uid_t> owner,
                                             bool started, const Greeting& greeting, Deadline deadline, int tries) {
   for (std::int64_t pause = kGreetingPause;; pause *= 2) {
-    auto socket = connect_socket(path, deadline);
-    if (!socket) return std::unexpected(socket.error());
+    SHMB_TRY(socket, connect_socket(path, deadline));
     if (owner) {
-      auto peer = sys::peer_credentials(socket->get());
+      auto peer = sys::peer_credentials(socket.get());
       if (!peer) return system_failure(peer.error(), "asking who listens at " + path);
       if (peer->uid != *owner)
         return error(Status::no_broker, "the socket " + path + " belongs to a process of uid " +
@@ -74,7 +72,7 @@ Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::
     known.socket = path;
     known.how = how;
     known.started_by_us = started;
-    auto session = Session::greet(std::move(*socket), std::move(known), greeting, deadline);
+    auto session = Session::greet(std::move(socket), std::move(known), greeting, deadline);
     if (session || session.error().status != Status::session_lost) return session;
     const bool hung_up = session.error().system_errno == ECONNRESET;
     if (!hung_up || --tries <= 0 || deadline.passed())
@@ -241,14 +239,13 @@ Result<std::shared_ptr<Session>> find_private(Search& search) {
 }  // namespace
 
 Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Places& places) {
-  if (auto known = strategy(); !known) return std::unexpected(known.error());
+  SHMB_TRY_VOID(strategy());
   if (options.local_only) return Session::local("local, as asked for");
   const Deadline deadline = Deadline::after(options.timeout);
-  auto greeting = greeting_for(options, places);
-  if (!greeting) return std::unexpected(greeting.error());
+  SHMB_TRY(greeting, greeting_for(options, places));
 
   const auto named = [&](const std::string& path, const std::string& how) -> Result<std::shared_ptr<Session>> {
-    auto session = try_socket(options.admin ? beside(path, "admin") : path, how, std::nullopt, false, *greeting,
+    auto session = try_socket(options.admin ? beside(path, "admin") : path, how, std::nullopt, false, greeting,
                               deadline, kGreetings);
     if (session || !absent(session.error())) return session;
     auto failure = no_broker(session.error().sentence + " (" + how + "; no other broker is tried)");
@@ -258,10 +255,10 @@ Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Pl
   if (!options.socket.empty()) return named(options.socket, "socket given by the program");
   if (places.socket_variable) return named(*places.socket_variable, "socket given by SHMBROKER_SOCKET");
 
-  Search search{options, places, *greeting, deadline, {}};
+  Search search{options, places, greeting, deadline, {}};
   const std::string system_socket = options.admin ? beside(places.system_socket, "admin") : places.system_socket;
-  auto session = try_socket(system_socket, "system broker at " + system_socket, std::nullopt, false, *greeting,
-                            deadline, kGreetings);
+  auto session = try_socket(system_socket, "system broker at " + system_socket, std::nullopt, false, greeting, deadline,
+                            kGreetings);
   if (session || !absent(session.error())) return session;
   add_clause(search.story, "system broker: " + session.error().sentence);
 

@@ -42,12 +42,10 @@ void after_fork() {
 }  // namespace
 
 Sys<ForkMark> ForkMark::make() {
-  auto page = Mapping::anonymous(kSmallPage);
-  if (!page) return std::unexpected(page.error());
-  if (auto wiped = sys::madvise(page->data(), kSmallPage, MADV_WIPEONFORK); !wiped)
-    return std::unexpected(wiped.error());
+  SHMB_TRY(page, Mapping::anonymous(kSmallPage));
+  SHMB_TRY_VOID(sys::madvise(page.data(), kSmallPage, MADV_WIPEONFORK));
   ForkMark mark;
-  mark.page_ = std::move(*page);
+  mark.page_ = std::move(page);
   mark.set();
   return mark;
 }

@@ -14,18 +14,16 @@ namespace shmb::client {
 
 Result<GroupHandle> Session::create_group(const GroupSpec& spec, Deadline deadline) {
   if (local_) return needs_broker("groups");
-  if (!spec.name.empty())
-    if (auto checked = names::check(spec.name, "group name"); !checked) return std::unexpected(checked.error());
+  if (!spec.name.empty()) SHMB_TRY_VOID(names::check(spec.name, "group name"));
   shmbw_group_create request{};
   request.flags = spec.flags;
   request.limit_regions = spec.limit_regions;
   request.limit_bytes = spec.limit_bytes;
   request.keep = spec.keep;
   request.name_len = static_cast<std::uint16_t>(spec.name.size());
-  auto answer = client::call<SHMBW_OP_GROUP_CREATE>(*this, request, {spec.name}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  GroupHandle group{answer->fixed.group, {}};
-  std::memcpy(group.token.bytes.data(), answer->fixed.token, sizeof answer->fixed.token);
+  SHMB_TRY(answer, client::call<SHMBW_OP_GROUP_CREATE>(*this, request, {spec.name}, deadline));
+  GroupHandle group{answer.fixed.group, {}};
+  std::memcpy(group.token.bytes.data(), answer.fixed.token, sizeof answer.fixed.token);
   if (group.id == 0 || group.token == Token{})
     return error(Status::protocol, "the broker's answer to GROUP_CREATE names no group");
   return group;
@@ -41,15 +39,14 @@ Result<std::uint64_t> Session::join(shmbw_group_join request, const std::string&
 
 Result<std::uint64_t> Session::join_group(const std::string& group, std::uint32_t flags, Deadline deadline) {
   if (local_) return needs_broker("groups");
-  auto address = names::parse_group(group);
-  if (!address) return std::unexpected(address.error());
+  SHMB_TRY(address, names::parse_group(group));
   shmbw_group_join request{};
   request.flags = flags;
-  if (address->owner_uid) {
+  if (address.owner_uid) {
     request.flags |= SHMBW_JOIN_OWNER_GIVEN;
-    request.owner_uid = *address->owner_uid;
+    request.owner_uid = *address.owner_uid;
   }
-  return join(request, address->group, deadline);
+  return join(request, address.group, deadline);
 }
 
 Result<std::uint64_t> Session::join_group(const Token& token, std::uint32_t flags, Deadline deadline) {
@@ -63,9 +60,8 @@ Result<std::uint64_t> Session::join_group(const Token& token, std::uint32_t flag
 
 Result<std::uint64_t> Session::leave_group(std::uint64_t group, Deadline deadline) {
   if (local_) return needs_broker("groups");
-  auto answer = client::call<SHMBW_OP_GROUP_LEAVE>(*this, shmbw_group_leave{group}, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
-  return answer->fixed.group;  // the channel has noted it
+  SHMB_TRY(answer, client::call<SHMBW_OP_GROUP_LEAVE>(*this, shmbw_group_leave{group}, {}, deadline));
+  return answer.fixed.group;  // the channel has noted it
 }
 
 Result<GroupEnding> Session::end_group(std::uint64_t group, const std::string& name, std::uint32_t flags,
@@ -101,11 +97,10 @@ Result<void> Session::wait_group(std::uint64_t group, Deadline answer, Deadline 
     spec.kind = SHMBW_WATCH_KIND_GROUP;
     spec.group = group;
     OwnWatch watch(*this);
-    if (auto begun = watch.begin(spec, answer); !begun) return begun;
+    SHMB_TRY_VOID(watch.begin(spec, answer));
     if ((watch.state() & SHMBW_WATCH_EVENT_ENDED) != 0) return {};
-    auto event = watch.await(wait);
-    if (!event) return std::unexpected(event.error());
-    if (event->kind == Event::Kind::group_ended) return {};
+    SHMB_TRY(event, watch.await(wait));
+    if (event.kind == Event::Kind::group_ended) return {};
     answer = Deadline::after(0);  // a gap: ask again, the end may have been among what was lost
   }
 }

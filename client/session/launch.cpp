@@ -244,23 +244,20 @@ Result<Started> start_private_broker(const std::string& directory, const Places&
   const std::string socket = directory + "/socket";
   if (socket.size() > kLongestSocketPath)
     return error(Status::no_broker, socket + ": longer than the 107 bytes that a socket path may have");
-  auto program = find_daemon(places);
-  if (!program) return std::unexpected(program.error());
+  SHMB_TRY(program, find_daemon(places));
   if (auto made = sys::make_directory(directory.c_str(), 0700); !made && made.error().value != EEXIST)
     return system_failure(made.error(), "making " + directory);
-  if (auto checked = check_directory(directory, places.uid); !checked) return std::unexpected(checked.error());
-  auto lock = StartLock::take(directory + "/start.lock", deadline);
-  if (!lock) return std::unexpected(lock.error());
+  SHMB_TRY_VOID(check_directory(directory, places.uid));
+  SHMB_TRY(lock, StartLock::take(directory + "/start.lock", deadline));
   if (auto running = connect_socket(socket, deadline)) return Started{false};
 
   const std::string log_path = directory + "/log";
-  auto log = open_log(log_path);
-  if (!log) return std::unexpected(log.error());
+  SHMB_TRY(log, open_log(log_path));
   auto ends = sys::pipe();
   if (!ends) return system_failure(ends.error(), "a pipe for the broker's readiness");
   auto& [ready, ready_end] = *ends;
   auto detached =
-      run_detached(*program, {"--private", "--directory", directory, "--ready-fd", "3"}, log->get(), ready_end.get(),
+      run_detached(program, {"--private", "--directory", directory, "--ready-fd", "3"}, log.get(), ready_end.get(),
                    places.config_home.empty() ? "" : "XDG_CONFIG_HOME=" + places.config_home);
   ready_end.reset();
   if (!detached) return std::unexpected(detached.error());
@@ -272,7 +269,7 @@ Result<Started> start_private_broker(const std::string& directory, const Places&
   if (sys::read(ready.get(), {&byte, 1}).value_or(0) == 1) return Started{true};
   const std::string words = last_words(log_path);
   return error(Status::no_broker,
-               *program + " ended before it was ready" + (words.empty() ? " (" + log_path + ")" : ": " + words));
+               program + " ended before it was ready" + (words.empty() ? " (" + log_path + ")" : ": " + words));
 }
 
 }  // namespace shmb::client

@@ -55,8 +55,8 @@ Result<std::shared_ptr<Session>> Session::greet(Fd socket, SessionFacts known, G
   session->facts_ = std::move(known);
   session->program_ = greeting.program;
   if (auto peer = sys::peer_credentials(socket.get())) session->facts_.broker_pid = static_cast<pid_t>(peer->pid);
-  if (auto opened = session->channel_.open(std::move(socket)); !opened) return std::unexpected(opened.error());
-  if (auto greeted = session->hello(greeting, deadline); !greeted) return std::unexpected(greeted.error());
+  SHMB_TRY_VOID(session->channel_.open(std::move(socket)));
+  SHMB_TRY_VOID(session->hello(greeting, deadline));
   enrol(*session);
   return session;
 }
@@ -140,15 +140,14 @@ Result<void> Session::enter() {
 Result<void> Session::take_over(Deadline deadline) {
   const std::vector<Fd> inherited = channel_.forget();
   const SessionFacts parent = facts_;
-  auto socket = connect_socket(parent.socket, deadline);
-  if (!socket) return std::unexpected(socket.error());
-  if (auto peer = sys::peer_credentials(socket->get())) facts_.broker_pid = static_cast<pid_t>(peer->pid);
-  if (auto opened = channel_.open(std::move(*socket)); !opened) return opened;
+  SHMB_TRY(socket, connect_socket(parent.socket, deadline));
+  if (auto peer = sys::peer_credentials(socket.get())) facts_.broker_pid = static_cast<pid_t>(peer->pid);
+  SHMB_TRY_VOID(channel_.open(std::move(socket)));
   Greeting greeting;
   greeting.program = program_;
   greeting.fork_session = parent.session;
   greeting.fork_secret = parent.fork_secret;
-  if (auto greeted = hello(greeting, deadline); !greeted) return greeted;
+  SHMB_TRY_VOID(hello(greeting, deadline));
   if (facts_.epoch != parent.epoch)
     return error(Status::session_lost, "the broker was restarted between the parent's start and the fork");
   return inherit(deadline);
@@ -164,19 +163,18 @@ Result<void> Session::inherit(Deadline deadline) {
     const std::size_t count = std::min(facts_.max_batch, handles.size() - first);
     std::vector<shmbw_inherit> wanted(count);
     for (std::size_t i = 0; i < count; ++i) wanted[i] = {handles[first + i]->ref(), handles[first + i]->rights(), 1};
-    auto answers = call_batch<SHMBW_OP_INHERIT>(channel_, wanted, Texts{}, deadline);
-    if (!answers) return std::unexpected(answers.error());
+    SHMB_TRY(answers, call_batch<SHMBW_OP_INHERIT>(channel_, wanted, Texts{}, deadline));
     // A parent that was forked before it could report has not reported for us.
     std::vector<shmbw_ready> ready;
     for (std::size_t i = 0; i < count; ++i) {
       HeldLease& handle = *handles[first + i];
-      const auto lease = answers->next();
+      const auto lease = answers.next();
       if (!lease || (lease->rights & handle.rights()) != handle.rights()) handle.not_inherited();
       else if ((handle.rights() & SHMBW_RIGHT_MAP_WRITE) != 0)
         ready.push_back(
             {handle.ref(), 0, SHMBW_PAGE_KIND_UNKNOWN, handle.is_mapped() ? 0U : std::uint32_t{SHMBW_READY_UNMAPPED}});
     }
-    if (auto posted = client::post<SHMBW_OP_READY>(channel_, ready, deadline); !posted) return posted;
+    SHMB_TRY_VOID(client::post<SHMBW_OP_READY>(channel_, ready, deadline));
   }
   return {};
 }
@@ -196,14 +194,14 @@ Error asked_of(const std::string& socket, Error error) {
 Result<Reply> Session::call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription,
                             std::span<const int> descriptors) {
   if (local_) return needs_broker("this call");
-  if (auto fine = check_answer_deadline(deadline); !fine) return std::unexpected(fine.error());
-  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(check_answer_deadline(deadline));
+  SHMB_TRY_VOID(enter());
   return channel_.call(packet, deadline, subscription, descriptors);
 }
 
 Result<void> Session::post(std::span<std::byte> packet, Deadline deadline) {
   if (local_) return {};
-  if (auto entered = enter(); !entered) return entered;
+  SHMB_TRY_VOID(enter());
   return channel_.post(packet, deadline);
 }
 
@@ -219,8 +217,7 @@ bool Session::lost() { return !local_ && channel_.lost(); }
 
 Result<void> Session::ping(Deadline deadline) {
   if (local_) return check_answer_deadline(deadline);
-  auto answer = client::call<SHMBW_OP_STATUS>(*this, shmbw_status{}, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
+  SHMB_TRY_VOID(client::call<SHMBW_OP_STATUS>(*this, shmbw_status{}, {}, deadline));
   return {};
 }
 
@@ -278,10 +275,9 @@ Result<Answered<SHMBW_OP_WATCH>> ask_to_watch(Session& session, const WatchSpec&
   request.group = spec.group;
   names::Address address;
   if (!spec.address.empty()) {
-    auto parsed =
-        spec.kind == SHMBW_WATCH_KIND_NAME ? names::parse_region(spec.address) : names::parse_group(spec.address);
-    if (!parsed) return std::unexpected(parsed.error());
-    address = std::move(*parsed);
+    SHMB_TRY(parsed,
+             spec.kind == SHMBW_WATCH_KIND_NAME ? names::parse_region(spec.address) : names::parse_group(spec.address));
+    address = std::move(parsed);
   }
   if (address.owner_uid) {
     request.flags = SHMBW_WATCH_OWNER_GIVEN;
@@ -316,14 +312,12 @@ Result<void> Session::unwatch(std::uint64_t watch, Deadline deadline) {
   shmbw_watch request{};
   request.kind = SHMBW_WATCH_KIND_CANCEL;
   request.watch = watch;
-  auto answer = client::call<SHMBW_OP_WATCH>(*this, request, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
+  SHMB_TRY_VOID(client::call<SHMBW_OP_WATCH>(*this, request, {}, deadline));
   return {};
 }
 
 Result<void> Session::OwnWatch::begin(const WatchSpec& spec, Deadline deadline) {
-  auto answer = ask_to_watch(session_, spec, deadline, {.subscription = &subscription_});
-  if (!answer) return std::unexpected(answer.error());
+  SHMB_TRY_VOID(ask_to_watch(session_, spec, deadline, {.subscription = &subscription_}));
   return {};
 }
 
@@ -331,19 +325,19 @@ Result<Event> Session::OwnWatch::await(Deadline deadline) { return session_.chan
 
 Result<Event> Session::next_event(Deadline deadline) {
   if (local_) return needs_broker("events");
-  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(enter());
   return channel_.next_event(deadline);
 }
 
 Result<std::optional<RemoteEvent>> Session::next_remote_event(Deadline deadline) {
   if (local_) return needs_broker("remote references");
-  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(enter());
   return channel_.next_remote_event(deadline);
 }
 
 Result<int> Session::event_descriptor() {
   if (local_) return needs_broker("events");
-  if (auto entered = enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(enter());
   return channel_.event_descriptor();
 }
 

@@ -32,9 +32,8 @@ Result<std::uint64_t> join_user_group(Session& session, Deadline deadline) {
   spec.name = user_group_name(session.facts().uid);
   spec.keep = kUserGroupKeep;
   spec.flags = SHMBW_GROUP_ADOPT_EXISTING;
-  auto group = session.create_group(spec, deadline);
-  if (!group) return std::unexpected(std::move(group.error()));
-  return session.join_group(group->token, 0, deadline);
+  SHMB_TRY(group, session.create_group(spec, deadline));
+  return session.join_group(group.token, 0, deadline);
 }
 
 }  // namespace shmb::client

@@ -82,12 +82,11 @@ Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& 
   request.group_len = static_cast<std::uint16_t>(selection.group_name.size());
   request.name_len = static_cast<std::uint16_t>(selection.name.size());
   do {
-    auto answer = call<SHMBW_OP_LIST>(session, request, {selection.group_name, selection.name}, deadline);
-    if (!answer) return std::unexpected(answer.error());
-    const shmbw_list_reply& page = answer->fixed;
+    SHMB_TRY(answer, call<SHMBW_OP_LIST>(session, request, {selection.group_name, selection.name}, deadline));
+    const shmbw_list_reply& page = answer.fixed;
     listing.total_bytes = page.total_bytes;
     listing.total_count = page.total_count;
-    wire::RecordReader reader(answer->reply.view.rest, page.element_size);
+    wire::RecordReader reader(answer.reply.view.rest, page.element_size);
     for (std::uint16_t i = 0; i < page.count; ++i) {
       auto record = reader.next<decltype(Row::record)>();
       if (!record) return malformed_answer<SHMBW_OP_LIST>();
@@ -109,10 +108,9 @@ Result<Listing<RegionRow>> list_regions(Session& session, const Selection& selec
 }
 static Result<RegionRow> only_row(Session& session, const Selection& selection, const wire::Sought& sought,
                                   Deadline deadline) {
-  auto listed = list_regions(session, selection, deadline);
-  if (!listed) return std::unexpected(listed.error());
-  if (listed->rows.empty()) return std::unexpected(session.of_broker(wire::not_found(sought)));
-  return std::move(listed->rows.front());
+  SHMB_TRY(listed, list_regions(session, selection, deadline));
+  if (listed.rows.empty()) return std::unexpected(session.of_broker(wire::not_found(sought)));
+  return std::move(listed.rows.front());
 }
 static Result<RegionRow> find_in(Session& session, const names::Address& address, Deadline deadline) {
   Selection selection;
@@ -127,9 +125,8 @@ static Result<RegionRow> find_in(Session& session, const names::Address& address
     group = names::id_text(selection.group);
   }
   if (!group.empty() || session.is_local()) {
-    auto listed = list_regions(session, selection, deadline);
-    if (!listed) return std::unexpected(listed.error());
-    if (!listed->rows.empty()) return std::move(listed->rows.front());
+    SHMB_TRY(listed, list_regions(session, selection, deadline));
+    if (!listed.rows.empty()) return std::move(listed.rows.front());
   }
   wire::Sought sought{.name = address.name, .group = group, .owner_uid = address.owner_uid};
   // Objects that the caller may have meant, as the broker says it when a region is attached.
@@ -200,15 +197,14 @@ Result<Listing<GpuRow>> list_gpu_regions(Session& session, const Selection& sele
 }
 
 Result<BrokerStatus> broker_status(Session& session, Deadline deadline) {
-  auto answer = call<SHMBW_OP_STATUS>(session, shmbw_status{}, {}, deadline);
-  if (!answer) return std::unexpected(answer.error());
+  SHMB_TRY(answer, call<SHMBW_OP_STATUS>(session, shmbw_status{}, {}, deadline));
   BrokerStatus status;
-  status.record = answer->fixed;
-  wire::TextReader texts = answer->texts();
-  status.version = std::string(texts.take(answer->fixed.version_len).value_or(""));
-  status.kernel = std::string(texts.take(answer->fixed.kernel_len).value_or(""));
-  status.engine = std::string(texts.take(answer->fixed.engine_len).value_or(""));
-  status.losses = std::string(texts.take(answer->fixed.losses_len).value_or(""));
+  status.record = answer.fixed;
+  wire::TextReader texts = answer.texts();
+  status.version = std::string(texts.take(answer.fixed.version_len).value_or(""));
+  status.kernel = std::string(texts.take(answer.fixed.kernel_len).value_or(""));
+  status.engine = std::string(texts.take(answer.fixed.engine_len).value_or(""));
+  status.losses = std::string(texts.take(answer.fixed.losses_len).value_or(""));
   return status;
 }
 

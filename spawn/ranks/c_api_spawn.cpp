@@ -94,9 +94,8 @@ Result<Plan> plan_of(const shmb_spawn_options& options) {
   plan.command = words(options.command);
   const bool again = plan.method == Method::spawn || plan.method == Method::forkserver;
   if (again && plan.command.empty()) {
-    auto own = own_arguments();
-    if (!own) return std::unexpected(own.error());
-    plan.command = std::move(*own);
+    SHMB_TRY(own, own_arguments());
+    plan.command = std::move(own);
     if (plan.program.empty()) plan.program = own_program();
   }
   for (const std::string& one : words(options.environment)) {
@@ -138,7 +137,7 @@ Result<client::Region::Ticket> lend_to_parent(client::Region& region, const Rank
   constexpr std::int64_t kLong = 7LL * 24 * 3600 * 1'000'000'000;
   const bool met = facts.parent_session != 0 && facts.parent_epoch == region.session().epoch();
   if (!met) return region.make_ticket(rights, uses, lifetime, deadline);
-  if (auto told = announce_lent(deadline); !told) return std::unexpected(told.error());
+  SHMB_TRY_VOID(announce_lent(deadline));
   const auto made = [&](std::int64_t life) {
     return region.make_ticket(rights, uses, life, deadline, SHMBW_TICKET_CREATE_WITH_SESSION, facts.parent_session);
   };
@@ -165,9 +164,8 @@ std::string_view view(const void* data, std::uint64_t length) {
 }
 
 Result<std::string> ask_all(Op op, const char* name, std::int32_t root, std::string_view value, std::int64_t wait) {
-  auto deadline = deadline_for_others(wait);
-  if (!deadline) return std::unexpected(deadline.error());
-  return ask(op, Packer().text(text_or_empty(name)).number(root).text(value).take(), *deadline);
+  SHMB_TRY(deadline, deadline_for_others(wait));
+  return ask(op, Packer().text(text_or_empty(name)).number(root).text(value).take(), deadline);
 }
 
 Result<std::string> ask_store(Op op, const char* key, std::string_view value = {}) {
@@ -196,21 +194,18 @@ extern "C" {
 
 int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
-    auto known = read_options(options);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, read_options(options));
     if (processes == nullptr) return shmb::error(Status::invalid, "no place for the processes was given");
     if (awaited_as_rank())
       return shmb::error(Status::invalid,
                          "this process is a rank that has not called shmb_rank_enter: the first line of "
                          "main must, or each rank would start all ranks again");
-    if (known->timeout_ns < 0) return shmb::error(Status::invalid, "starting ranks always has a deadline");
-    auto plan = plan_of(*known);
-    if (!plan) return std::unexpected(plan.error());
-    auto started = Processes::start(std::move(*plan), Deadline::after(known->timeout_ns, SHMB_SPAWN_TIMEOUT));
-    if (!started) return std::unexpected(started.error());
+    if (known.timeout_ns < 0) return shmb::error(Status::invalid, "starting ranks always has a deadline");
+    SHMB_TRY(plan, plan_of(known));
+    SHMB_TRY(started, Processes::start(std::move(plan), Deadline::after(known.timeout_ns, SHMB_SPAWN_TIMEOUT)));
     auto made = std::make_unique<shmb_processes>();
-    made->it = std::move(*started);
-    made->daemon = (known->flags & SHMB_SPAWN_DAEMON) != 0;
+    made->it = std::move(started);
+    made->daemon = (known.flags & SHMB_SPAWN_DAEMON) != 0;
     *processes = made.release();
     return {};
   });
@@ -219,27 +214,24 @@ int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, sh
 int shmb_processes_join(shmb_processes* processes, int64_t wait_ns, int64_t voluntary_ns, uint32_t* state,
                         shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto it = processes_of(processes);
-    if (!it) return std::unexpected(it.error());
+    SHMB_TRY(it, processes_of(processes));
     if (voluntary_ns < 0 && voluntary_ns != SHMB_NO_WAIT)
       return shmb::error(Status::invalid, "the voluntary time is above 0, 0 for what it was, or SHMB_NO_WAIT for none");
     constexpr std::int64_t kAsItWas = -1;
-    auto verdict = (*it)->join(Deadline::after(wait_ns, SHMB_JOIN_WAIT), period(voluntary_ns, kAsItWas));
-    if (!verdict) return std::unexpected(verdict.error());
-    if (*verdict == nullptr && interrupt::noted()) return std::unexpected(interrupted());
+    SHMB_TRY(verdict, it->join(Deadline::after(wait_ns, SHMB_JOIN_WAIT), period(voluntary_ns, kAsItWas)));
+    if (verdict == nullptr && interrupt::noted()) return std::unexpected(interrupted());
     if (state != nullptr)
-      *state = *verdict == nullptr            ? SHMB_PROCESSES_RUNNING
-               : (*verdict)->failures.empty() ? SHMB_PROCESSES_SUCCEEDED
-                                              : SHMB_PROCESSES_FAILED;
+      *state = verdict == nullptr          ? SHMB_PROCESSES_RUNNING
+               : verdict->failures.empty() ? SHMB_PROCESSES_SUCCEEDED
+                                           : SHMB_PROCESSES_FAILED;
     return {};
   });
 }
 
 int shmb_processes_end(shmb_processes* processes, uint32_t at_once, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto it = processes_of(processes);
-    if (!it) return std::unexpected(it.error());
-    (*it)->end(at_once != 0);
+    SHMB_TRY(it, processes_of(processes));
+    it->end(at_once != 0);
     return {};
   });
 }
@@ -255,10 +247,9 @@ void shmb_processes_free(shmb_processes* processes) noexcept {
 
 int shmb_processes_descriptor(shmb_processes* processes, int* descriptor, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto it = processes_of(processes);
-    if (!it) return std::unexpected(it.error());
+    SHMB_TRY(it, processes_of(processes));
     if (descriptor == nullptr) return shmb::error(Status::invalid, "no place for the descriptor was given");
-    const int found = (*it)->descriptor();
+    const int found = it->descriptor();
     if (found < 0)
       return shmb::error(Status::unsupported, "this kernel has no descriptor for the end of a process (Linux 5.3 has)");
     *descriptor = found;
@@ -269,9 +260,8 @@ int shmb_processes_descriptor(shmb_processes* processes, int* descriptor, shmb_e
 int shmb_processes_pids(shmb_processes* processes, int32_t* pids, size_t capacity, size_t* count,
                         shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto it = processes_of(processes);
-    if (!it) return std::unexpected(it.error());
-    const std::vector<pid_t>& all = (*it)->pids();
+    SHMB_TRY(it, processes_of(processes));
+    const std::vector<pid_t>& all = it->pids();
     for (std::size_t i = 0; i < std::min(capacity, all.size()) && pids != nullptr; ++i) pids[i] = all[i];
     if (count != nullptr) *count = all.size();
     return {};
@@ -304,16 +294,14 @@ int shmb_processes_result(shmb_processes* processes, int32_t local_rank, const v
 
 int shmb_processes_session(shmb_processes* processes, shmb_session** session, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto it = processes_of(processes);
-    if (!it) return std::unexpected(it.error());
+    SHMB_TRY(it, processes_of(processes));
     if (session == nullptr) return shmb::error(Status::invalid, "no place for the session was given");
-    auto found = (*it)->session();
-    if (!found) return std::unexpected(found.error());
-    if (!*found)
+    SHMB_TRY(found, it->session());
+    if (!found)
       return shmb::error(Status::not_found,
                          "these ranks were started without a group and without the socket of a broker: which one they "
                          "have used is not known here; connect to it");
-    *session = new shmb_session{std::move(*found)};
+    *session = new shmb_session{std::move(found)};
     return {};
   });
 }
@@ -368,20 +356,18 @@ int shmb_processes_failure(shmb_processes* processes, size_t number, shmb_failur
 
 int shmb_failure_message(const shmb_failure* failure, char** message, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = read_options(failure);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(known, read_options(failure));
     if (message == nullptr) return shmb::error(Status::invalid, "no place for the message was given");
-    *message = allocated(failure_text(*known));
+    *message = allocated(failure_text(known));
     return {};
   });
 }
 
 int shmb_rank_enter(void (*preload)(void), shmb_rank_info* info, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto facts = enter_rank(preload);
-    if (!facts) return std::unexpected(facts.error());
+    SHMB_TRY(facts, enter_rank(preload));
     if (info == nullptr) return {};
-    const RankFacts& known = **facts;
+    const RankFacts& known = *facts;
     shmb_rank_info out{};
     out.rank = known.rank;
     out.local_rank = known.local_rank;
@@ -402,15 +388,12 @@ int shmb_rank_finish(const void* result, uint64_t length, shmb_error* error) noe
 int shmb_rank_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns, int64_t timeout_ns,
                    uint8_t ticket[16], int64_t* expires_ns, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto facts = enter_rank(nullptr);
-    if (!facts) return std::unexpected(facts.error());
-    auto known = region_of(region);
-    if (!known) return std::unexpected(known.error());
+    SHMB_TRY(facts, enter_rank(nullptr));
+    SHMB_TRY(known, region_of(region));
     if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
-    auto made = lend_to_parent(**known, **facts, rights, uses, lifetime_ns, Deadline::after(timeout_ns));
-    if (!made) return std::unexpected(made.error());
-    std::ranges::copy(made->token.bytes, ticket);
-    if (expires_ns != nullptr) *expires_ns = made->expires;
+    SHMB_TRY(made, lend_to_parent(*known, *facts, rights, uses, lifetime_ns, Deadline::after(timeout_ns)));
+    std::ranges::copy(made.token.bytes, ticket);
+    if (expires_ns != nullptr) *expires_ns = made.expires;
     return {};
   });
 }
@@ -424,15 +407,14 @@ int shmb_rank_raise(const char* type, const char* text, const char* trace, shmb_
 
 int shmb_rank_raise_from(const shmb_raised* raised, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = read_options(raised);
-    if (!known) return std::unexpected(known.error());
-    if (known->causes == nullptr && known->cause_count != 0)
+    SHMB_TRY(known, read_options(raised));
+    if (known.causes == nullptr && known.cause_count != 0)
       return shmb::error(Status::invalid, "causes were counted, and none were given");
     std::vector<Cause> causes;
-    for (std::size_t i = 0; i < std::min<std::size_t>(known->cause_count, SHMB_MOST_CAUSES + 1); ++i)
-      causes.push_back({text_or_empty(known->causes[i].type), text_or_empty(known->causes[i].text)});
+    for (std::size_t i = 0; i < std::min<std::size_t>(known.cause_count, SHMB_MOST_CAUSES + 1); ++i)
+      causes.push_back({text_or_empty(known.causes[i].type), text_or_empty(known.causes[i].text)});
     const auto view_of = [](const char* text) { return text == nullptr ? std::string_view() : std::string_view(text); };
-    return raise_in_rank(view_of(known->type), view_of(known->text), view_of(known->trace), causes);
+    return raise_in_rank(view_of(known.type), view_of(known.text), view_of(known.trace), causes);
   });
 }
 
@@ -476,9 +458,8 @@ int shmb_rank_all_gather(const char* name, const void* value, uint64_t length, i
                          uint64_t** offsets, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
     if (data == nullptr || offsets == nullptr) return shmb::error(Status::invalid, "no place for the values was given");
-    auto answer = ask_all(Op::all_gather, name, -1, view(value, length), wait_ns);
-    if (!answer) return std::unexpected(answer.error());
-    Unpacker in(*answer);
+    SHMB_TRY(answer, ask_all(Op::all_gather, name, -1, view(value, length), wait_ns));
+    Unpacker in(answer);
     const std::vector<std::string> values = in.texts();
     std::string all;
     std::vector<std::uint64_t> places{0};
@@ -502,9 +483,8 @@ int shmb_rank_get(const char* key, void** data, uint64_t* length, shmb_error* er
 
 int shmb_rank_wait(const char* key, int64_t wait_ns, void** data, uint64_t* length, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto deadline = deadline_for_others(wait_ns);
-    if (!deadline) return std::unexpected(deadline.error());
-    return give(ask(Op::wait, Packer().text(text_or_empty(key)).take(), *deadline), data, length);
+    SHMB_TRY(deadline, deadline_for_others(wait_ns));
+    return give(ask(Op::wait, Packer().text(text_or_empty(key)).take(), deadline), data, length);
   });
 }
 
@@ -522,18 +502,16 @@ int shmb_rank_compare_exchange(const char* key, const void* expected, uint64_t e
 
 int shmb_rank_delete(const char* key, uint32_t* existed, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto answer = ask_store(Op::erase, key);
-    if (!answer) return std::unexpected(answer.error());
-    if (existed != nullptr) *existed = *answer == "1";
+    SHMB_TRY(answer, ask_store(Op::erase, key));
+    if (existed != nullptr) *existed = answer == "1";
     return {};
   });
 }
 
 int shmb_rank_add(const char* key, int64_t amount, int64_t* sum, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto answer = ask(Op::add, Packer().text(text_or_empty(key)).number(amount).take(), Deadline::after(0));
-    if (!answer) return std::unexpected(answer.error());
-    if (sum != nullptr) *sum = std::strtoll(answer->c_str(), nullptr, 10);
+    SHMB_TRY(answer, ask(Op::add, Packer().text(text_or_empty(key)).number(amount).take(), Deadline::after(0)));
+    if (sum != nullptr) *sum = std::strtoll(answer.c_str(), nullptr, 10);
     return {};
   });
 }

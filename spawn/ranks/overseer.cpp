@@ -107,9 +107,8 @@ class Overseer {
     // blocked.
     if (plan_.method == Method::fork) ::sigemptyset(&setting.mask);
     setting.role = plan_.method == Method::command ? Role::command : Role::rank;
-    auto room = make_room();
-    if (!room) return std::unexpected(room.error());
-    setting.descriptors = *room;
+    SHMB_TRY(room, make_room());
+    setting.descriptors = room;
     setting.failures = write_end.get();
     setting.master_port = plan_.master_port;
     setting.forget = [this] { forget(); };

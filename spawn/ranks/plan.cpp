@@ -55,7 +55,7 @@ Result<Plan> Plan::decode(std::string_view bytes) {
   plan.parent_epoch = in.number<std::uint64_t>();
   plan.parent_session = in.number<std::uint64_t>();
   if (!in.done()) return error(Status::invalid, "the plan is of another version of the library");
-  if (auto checked = check(plan); !checked) return std::unexpected(checked.error());
+  SHMB_TRY_VOID(check(plan));
   return plan;
 }
 
@@ -91,8 +91,7 @@ Result<void> check(const Plan& plan) {
   for (const auto& [name, value] : plan.environment)
     if (name.empty() || name.find_first_of(std::string_view("=\0", 2)) != name.npos || value.find('\0') != value.npos)
       return error(Status::invalid, "an environment variable cannot be called " + quoted(name));
-  if (!plan.group_name.empty())
-    if (auto name = names::check(plan.group_name, "group name"); !name) return std::unexpected(name.error());
+  if (!plan.group_name.empty()) SHMB_TRY_VOID(names::check(plan.group_name, "group name"));
   return {};
 }
 

@@ -30,19 +30,17 @@ bool ignored(int signal) {
 Sys<Fd> memory_file(const char* name, const std::string& bytes) {
   auto file = sys::memfd_create(name, true);
   if (!file) return file;
-  if (auto written = sys::write_all(file->get(), std::as_bytes(std::span(bytes))); !written)
-    return std::unexpected(written.error());
+  SHMB_TRY_VOID(sys::write_all(file->get(), std::as_bytes(std::span(bytes))));
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
-  if (auto sealed = sys::add_seals(file->get(), kSeals); !sealed) return std::unexpected(sealed.error());
+  SHMB_TRY_VOID(sys::add_seals(file->get(), kSeals));
   return file;
 }
 
 // With read(2): before Linux 6.7 a file that is sealed against writing cannot be mapped shared (fcntl(2),
 // F_SEAL_WRITE).
 Sys<std::string> contents(int memory_file) {
-  auto facts = sys::file_facts(memory_file);
-  if (!facts) return std::unexpected(facts.error());
-  std::string bytes(facts->size, '\0');
+  SHMB_TRY(facts, sys::file_facts(memory_file));
+  std::string bytes(facts.size, '\0');
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t size = ::pread(memory_file, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
     if (size < 0 && errno == EINTR) continue;

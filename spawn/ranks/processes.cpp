@@ -46,9 +46,8 @@ Verdict nobody_left() {
 
 Result<void> Processes::start_guard(const Plan& plan) {
   const char* named = ::secure_getenv("SHMBROKER_SPAWNER");
-  auto program = client::find_program(named == nullptr ? std::nullopt : std::optional<std::string>(named),
-                                      "SHMBROKER_SPAWNER", "shmbroker-spawner");
-  if (!program) return std::unexpected(program.error());
+  SHMB_TRY(program, client::find_program(named == nullptr ? std::nullopt : std::optional<std::string>(named),
+                                         "SHMBROKER_SPAWNER", "shmbroker-spawner"));
   auto file = memory_file("shmb-plan", plan.encode());
   if (!file) return system_failure(file.error(), "a memory file for the plan of the ranks");
   auto pair = sys::seqpacket_pair();
@@ -75,16 +74,16 @@ Result<void> Processes::start_guard(const Plan& plan) {
   ::sigemptyset(&none);
   (void)::posix_spawnattr_setsigmask(&attributes, &none);
   (void)::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  const int failed = ::posix_spawn(&guard_, program->c_str(), &actions, &attributes, argv, environ);
+  const int failed = ::posix_spawn(&guard_, program.c_str(), &actions, &attributes, argv, environ);
   (void)::posix_spawnattr_destroy(&attributes);
   (void)::posix_spawn_file_actions_destroy(&actions);
   if (failed == 0) return {};
   guard_ = -1;
   if (failed == E2BIG)
-    return error(Status::limit, "cannot start " + *program +
+    return error(Status::limit, "cannot start " + program +
                                     ": the environment of this process is longer than the kernel takes (" +
                                     errno_text(failed) + "); unset what the ranks do not need");
-  return system_failure(Errno{failed}, "starting " + *program);
+  return system_failure(Errno{failed}, "starting " + program);
 }
 
 namespace {
@@ -120,9 +119,8 @@ Result<void> Processes::meet_broker(Plan& plan, client::Deadline deadline) {
   options.socket = plan.socket;
   options.no_group = true;
   options.timeout = std::max<std::int64_t>(deadline.left(), 1);  // 0 would be the default
-  auto session = client::connect(options);
-  if (!session) return std::unexpected(session.error());
-  session_ = std::move(*session);
+  SHMB_TRY(session, client::connect(options));
+  session_ = std::move(session);
   broker_ = session_->facts().socket;
   plan.parent_epoch = epoch_ = session_->facts().epoch;
   plan.parent_session = session_->facts().session;
@@ -131,17 +129,15 @@ Result<void> Processes::meet_broker(Plan& plan, client::Deadline deadline) {
 
 Result<std::unique_ptr<Processes>> Processes::start(Plan plan, client::Deadline deadline) {
   plan.parent = ::getpid();
-  if (auto possible = check(plan); !possible) return std::unexpected(possible.error());
+  SHMB_TRY_VOID(check(plan));
   std::unique_ptr<Processes> made(new Processes);
   made->owner_ = ::getpid();
-  if (auto met = made->meet_broker(plan, deadline); !met) return std::unexpected(met.error());
-  auto begun = plan.method == Method::fork ? made->fork_guard(plan) : made->start_guard(plan);
-  if (!begun) return std::unexpected(begun.error());
+  SHMB_TRY_VOID(made->meet_broker(plan, deadline));
+  SHMB_TRY_VOID(plan.method == Method::fork ? made->fork_guard(plan) : made->start_guard(plan));
   if (auto pidfd = sys::pidfd_open(made->guard_)) made->guard_pidfd_ = std::move(*pidfd);
   while (!made->started_ && !made->verdict_) {
-    auto ready = made->wait(deadline);
-    if (!ready) return std::unexpected(ready.error());
-    if (!*ready) {
+    SHMB_TRY(ready, made->wait(deadline));
+    if (!ready) {
       made->abandon();
       return error(Status::deadline, "the ranks were not started before the deadline; they have been ended");
     }
@@ -262,7 +258,7 @@ Result<const Verdict*> Processes::join(client::Deadline deadline, std::int64_t v
       }
     }
     if (deadline.passed()) return nullptr;
-    if (auto ready = wait(deadline); !ready) return std::unexpected(ready.error());
+    SHMB_TRY_VOID(wait(deadline));
   }
 }
 

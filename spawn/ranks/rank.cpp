@@ -128,7 +128,7 @@ Result<void> write_frame(State& it, Op op, std::uint64_t tag, std::string_view p
   } else {
     left = large = encode_frame(op, tag, payload);
   }
-  if (auto begun = begin_writing(it, deadline); !begun) return begun;
+  SHMB_TRY_VOID(begin_writing(it, deadline));
   const EndOfWriting ends(it);
   bool begun = false;
   std::optional<interrupt::Shield> whole;  // no signal leaves half a frame behind
@@ -250,12 +250,11 @@ Result<std::vector<Ends>> channels_of_ranks() {
 // channel. The fork server itself ends, and the kernel gives the ranks to the supervisor. Each page that a rank touches
 // costs a copy or a fault, a microsecond each. So everything that can be done before the forks is done there.
 Result<std::int32_t> make_ranks(State& it, void (*preload)()) {
-  auto named = channels_of_ranks();
-  if (!named) return std::unexpected(named.error());
+  SHMB_TRY(named, channels_of_ranks());
   if (preload != nullptr) preload();
   std::fflush(nullptr);  // else each rank would print it again
   // Never destroyed: the destructor would run in each rank.
-  std::vector<Ends>& all = *new std::vector<Ends>(std::move(*named));
+  std::vector<Ends>& all = *new std::vector<Ends>(std::move(named));
   std::vector<pid_t>& pids = *new std::vector<pid_t>(all.size());
   it.made = {&all, &pids};
   (void)::putenv(it.rank_variable.data());
@@ -313,23 +312,21 @@ Result<void> enter(State& it, void (*preload)()) {
   ::unsetenv(kControlVariable);
   (void)::fcntl(place->fd, F_SETFD, FD_CLOEXEC);
   it.socket = Fd::adopt(place->fd);
-  auto begin = await_frame(it, Op::begin);
-  if (!begin) return std::unexpected(begin.error());
-  if (auto taken = take_orders(it, std::move(begin->payload)); !taken) return taken;
+  SHMB_TRY(begin, await_frame(it, Op::begin));
+  SHMB_TRY_VOID(take_orders(it, std::move(begin.payload)));
   if (place->role == Role::rank) {
     own(it);
     return say_hello(it);
   }
   const pid_t supervisor = ::getppid();
-  auto local = make_ranks(it, preload);
-  if (!local) return std::unexpected(local.error());
+  SHMB_TRY(local, make_ranks(it, preload));
   own(it);
-  it.facts.rank += *local;
-  it.facts.local_rank = *local;
+  it.facts.rank += local;
+  it.facts.local_rank = local;
   it.entered = it.function = true;  // the supervisor knows, because the fork server has reported it
   put_number(it.rank_variable, it.facts.rank);
   put_number(it.role_rank_variable, it.facts.rank);
-  put_number(it.local_rank_variable, *local);
+  put_number(it.local_rank_variable, local);
   await_adoption(it, supervisor);
   return {};
 }
@@ -349,10 +346,9 @@ Result<State*> entered_state() {
 }
 
 Result<void> say(Op op, std::string_view payload, Deadline deadline = Deadline::after(client::kForever)) {
-  auto it = entered_state();
-  if (!it) return std::unexpected(it.error());
-  if (!(*it)->function) return error(Status::unsupported, "this rank is a command: it has no function to finish");
-  return write_frame(**it, op, 0, payload, deadline);
+  SHMB_TRY(it, entered_state());
+  if (!it->function) return error(Status::unsupported, "this rank is a command: it has no function to finish");
+  return write_frame(*it, op, 0, payload, deadline);
 }
 
 }  // namespace
@@ -390,8 +386,7 @@ Result<const RankFacts*> enter_rank(void (*preload)()) {
   State& it = state();
   if (is_copy(it)) return no_rank();
   std::lock_guard lock(it.mutex);
-  if (!it.looked)
-    if (auto done = enter(it, preload); !done) return std::unexpected(done.error());
+  if (!it.looked) SHMB_TRY_VOID(enter(it, preload));
   if (!it.entered) return no_rank();
   return &it.facts;
 }
@@ -420,22 +415,20 @@ Result<void> finish_rank(std::string_view result) {
 }
 
 Result<void> throw_in_rank(std::string_view type) {
-  auto it = entered_state();
-  if (!it) return std::unexpected(it.error());
+  SHMB_TRY(it, entered_state());
   std::int64_t never = 0;
-  (*it)->thrown_at.compare_exchange_strong(never, sys::now_monotonic());
+  it->thrown_at.compare_exchange_strong(never, sys::now_monotonic());
   // With a deadline: the raise that follows reports it again.
   return say(Op::throwing,
-             Packer().number((*it)->thrown_at.load()).number((*it)->heard_at.load()).text(type.substr(0, 4096)).take(),
+             Packer().number(it->thrown_at.load()).number(it->heard_at.load()).text(type.substr(0, 4096)).take(),
              Deadline::now());
 }
 
 Result<void> raise_in_rank(std::string_view type, std::string_view text, std::string_view trace,
                            const std::vector<Cause>& causes) {
-  auto it = entered_state();
-  if (!it) return std::unexpected(it.error());
+  SHMB_TRY(it, entered_state());
   std::int64_t never = 0;
-  (*it)->thrown_at.compare_exchange_strong(never, sys::now_monotonic());
+  it->thrown_at.compare_exchange_strong(never, sys::now_monotonic());
   bool cut = false;
   const auto bounded = [&](std::string_view part, std::size_t most) {
     cut |= part.size() > most;
@@ -455,16 +448,15 @@ Result<void> raise_in_rank(std::string_view type, std::string_view text, std::st
     room -= chain.back().second.size();
   }
   Packer out;
-  out.number((*it)->thrown_at.load()).number((*it)->heard_at.load());
+  out.number(it->thrown_at.load()).number(it->heard_at.load());
   out.number<std::uint8_t>(cut).text(type).text(text).text(trace).number<std::uint64_t>(chain.size());
   for (const auto& [one_type, one_text] : chain) out.text(one_type).text(one_text);
   return say(Op::raised, out.take());
 }
 
 Result<std::string> ask(Op op, std::string_view payload, Deadline deadline) {
-  auto entered = entered_state();
-  if (!entered) return std::unexpected(entered.error());
-  State& it = **entered;
+  SHMB_TRY(entered, entered_state());
+  State& it = *entered;
   std::unique_lock lock(it.mutex);
   const std::uint64_t tag = ++it.last_tag;
   it.answers[tag];

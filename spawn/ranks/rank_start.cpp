@@ -162,8 +162,8 @@ Sys<RankEnds> prepare_rank(const Plan& plan, Rank& rank, Role role) {
       rank.link.send(Op::begin, 0, begin_payload(plan, rank.local));
   }
   if (plan.stdio == Stdio::prefix && role != Role::zygote) {
-    if (auto made = make_pipe(rank.out, ends.out); !made) return std::unexpected(made.error());
-    if (auto made = make_pipe(rank.err, ends.err); !made) return std::unexpected(made.error());
+    SHMB_TRY_VOID(make_pipe(rank.out, ends.out));
+    SHMB_TRY_VOID(make_pipe(rank.err, ends.err));
   }
   return ends;
 }

@@ -67,7 +67,7 @@ Result<std::unique_ptr<SupervisedGroup>> SupervisedGroup::create(const GroupRequ
   if (shmb_session_get_info(made->session_, &info, &error) != SHMB_OK) return std::unexpected(error_from(error));
   made->socket_ = info.socket;
   made->broker_.emplace(made->socket_);
-  if (auto taken = made->take_role(); !taken) return std::unexpected(taken.error());
+  SHMB_TRY_VOID(made->take_role());
   return made;
 }
 

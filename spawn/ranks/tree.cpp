@@ -68,16 +68,14 @@ Sys<Process> parse_stat(std::string_view line) {
 
 Sys<Process> process(pid_t pid) {
   const std::string path = "/proc/" + std::to_string(pid) + "/stat";
-  auto line = sys::read_file(path.c_str());
-  if (!line) return std::unexpected(line.error());
-  return parse_stat(*line);
+  SHMB_TRY(line, sys::read_file(path.c_str()));
+  return parse_stat(line);
 }
 
 Sys<bool> exiting(pid_t pid) {
   constexpr std::uint32_t kExiting = 0x4;  // PF_EXITING
-  auto main_thread = process(pid);
-  if (!main_thread) return std::unexpected(main_thread.error());
-  if ((main_thread->flags & kExiting) == 0) return false;
+  SHMB_TRY(main_thread, process(pid));
+  if ((main_thread.flags & kExiting) == 0) return false;
   // The main thread may have ended by itself. Then the other threads decide.
   const std::string folder = "/proc/" + std::to_string(pid) + "/task";
   std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(folder.c_str()), ::closedir);
@@ -92,12 +90,11 @@ Sys<bool> exiting(pid_t pid) {
 }
 
 Sys<std::vector<Process>> descendants(pid_t root, std::span<const pid_t> skip) {
-  auto every = all_processes();
-  if (!every) return std::unexpected(every.error());
+  SHMB_TRY(every, all_processes());
   std::vector<Process> below;
   std::vector<pid_t> parents{root};
   for (std::size_t next = 0; next < parents.size(); ++next) {
-    for (const Process& one : *every) {
+    for (const Process& one : every) {
       if (one.parent != parents[next] || contains(skip, one.pid) || contains(parents, one.pid)) continue;
       parents.push_back(one.pid);
       below.push_back(one);
@@ -125,11 +122,10 @@ Sys<void> signal_process(const Process& target, int signal) {
 }
 
 Sys<std::size_t> signal_tree(pid_t root, std::span<const pid_t> skip, std::span<const int> signals) {
-  auto below = descendants(root, skip);
-  if (!below) return std::unexpected(below.error());
+  SHMB_TRY(below, descendants(root, skip));
   for (const int signal : signals)
-    for (const Process& one : *below) (void)signal_process(one, signal);
-  return below->size();
+    for (const Process& one : below) (void)signal_process(one, signal);
+  return below.size();
 }
 
 }  // namespace shmb::spawn

@@ -48,16 +48,15 @@ Agent::Agent(CheckedWish wish, client::ForkMark mark)
 // Enrolled before it connects: a fork takes the lock of the pool, then that of the worker, then that of the session. So
 // a thread that holds the worker's lock calls the session, but not the pool.
 Result<std::shared_ptr<Agent>> Agent::join(Wanted wish) {
-  auto checked = check(std::move(wish));
-  if (!checked) return std::unexpected(checked.error());
+  SHMB_TRY(checked, check(std::move(wish)));
   auto mark = client::ForkMark::make();
   if (!mark) return system_failure(mark.error(), "a page to notice forks");
-  std::shared_ptr<Agent> agent(new Agent(std::move(*checked), std::move(*mark)));
+  std::shared_ptr<Agent> agent(new Agent(std::move(checked), std::move(*mark)));
   agent->place_.agent = agent;
   client::enrol(*agent);
   Joining joining(agent->wish_, agent->place_, agent->monitor_, agent->life_, agent->roster_, agent->workers_,
                   agent->arrivals_);
-  if (auto placed = joining.take_place(); !placed) return std::unexpected(placed.error());
+  SHMB_TRY_VOID(joining.take_place());
   auto joined = joining.enter();
   if (joined) joined = agent->start_threads();
   if (joined) return agent;
@@ -178,7 +177,7 @@ Result<void> Agent::wait_for(const std::function<bool()>& done, Deadline deadlin
     catch_up(lock);
     if (life_.forked()) return Life::forked_error();
     if (done()) return {};
-    if (auto is_open = life_.open_locked(); !is_open) return is_open;
+    SHMB_TRY_VOID(life_.open_locked());
     if (deadline.passed() || interrupt::noted())
       return error(Status::deadline, std::string(what) + " was not there before the deadline");
     step(lock, deadline, may_serve());
@@ -198,7 +197,7 @@ Result<void> Agent::wait_until(const std::function<bool()>& asked, Deadline dead
     if (life_.forked()) return Life::forked_error();
     if (done) return {};
     if (before != notices_ || callbacks_.may_run()) continue;
-    if (auto is_open = life_.open_locked(); !is_open) return is_open;
+    SHMB_TRY_VOID(life_.open_locked());
     if (deadline.passed() || interrupt::noted())
       return error(Status::deadline, "what was waited for did not come before the deadline");
     step(lock, deadline, may_serve());
@@ -229,11 +228,10 @@ Result<void> Agent::wait(Future& future, std::int64_t wait) {
 }
 
 Result<std::shared_ptr<Value>> Agent::local(Reference& reference, std::int64_t wait) {
-  if (auto fine = references_.usable_here(reference); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(references_.usable_here(reference));
   const std::int64_t limit = wait == 0 ? calls_.timeout() : wait;
-  auto waited = wait_for([&] { return references_.decided(reference); }, Deadline::after(limit, client::kForever),
-                         "the value of the reference");
-  if (!waited) return std::unexpected(waited.error());
+  SHMB_TRY_VOID(wait_for([&] { return references_.decided(reference); }, Deadline::after(limit, client::kForever),
+                         "the value of the reference"));
   const std::lock_guard lock(monitor_.mutex());
   if (reference.known->failure) return std::unexpected(error_of(*reference.known->failure));
   if (reference.value->state == Value::State::failed) return std::unexpected(error_of(reference.value->failure));
@@ -241,7 +239,7 @@ Result<std::shared_ptr<Value>> Agent::local(Reference& reference, std::int64_t w
 }
 
 Result<void> Agent::serve(Deadline deadline, bool once) {
-  if (auto is_open = life_.open(); !is_open) return is_open;
+  SHMB_TRY_VOID(life_.open());
   Lock lock(monitor_.mutex());
   if (once) {
     if (!monitor_.leading() && monitor_.inbox() && !life_.lost()) look(lock);
@@ -254,7 +252,7 @@ Result<void> Agent::serve(Deadline deadline, bool once) {
     return life_.open_locked();
   }
   for (;;) {
-    if (auto is_open = life_.open_locked(); !is_open) return is_open;
+    SHMB_TRY_VOID(life_.open_locked());
     if (deadline.passed()) return {};
     if (interrupt::noted()) return error(Status::deadline, "a signal came");  // c_api reports it
     step(lock, deadline, true);
@@ -274,7 +272,7 @@ Result<std::uint32_t> Agent::find(const std::string& name) const {
 }
 
 Result<Agent::Counters> Agent::counters() {
-  if (auto is_open = life_.open(); !is_open) return std::unexpected(is_open.error());
+  SHMB_TRY_VOID(life_.open());
   Counters out;
   {
     const std::lock_guard lock(monitor_.mutex());
@@ -284,9 +282,8 @@ Result<Agent::Counters> Agent::counters() {
     out.waiting = server_.waiting();
     out.running = server_.running();
   }
-  auto users = references_.count_users();
-  if (!users) return std::unexpected(users.error());
-  out.users = *users;
+  SHMB_TRY(users, references_.count_users());
+  out.users = users;
   return out;
 }
 

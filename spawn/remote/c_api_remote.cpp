@@ -49,16 +49,14 @@ Result<Payload> payload_of(Agent& agent, const shmb_payload* given) {
   out.data = {static_cast<const char*>(given->data), given->length};
   if (given->data == nullptr) out.data = {};
   for (std::size_t i = 0; i < given->region_count; ++i) {
-    auto region = region_of(given->regions[i]);
-    if (!region) return std::unexpected(region.error());
-    if (&(*region)->session() == agent.place().session.get()) {
-      out.regions.push_back(*region);
+    SHMB_TRY(region, region_of(given->regions[i]));
+    if (&region->session() == agent.place().session.get()) {
+      out.regions.push_back(region);
       continue;
     }
-    auto leased = agent.memory().lease(**region);
-    if (!leased) return std::unexpected(leased.error());
-    out.regions.push_back(leased->get());
-    out.leased.push_back(std::move(*leased));
+    SHMB_TRY(leased, agent.memory().lease(*region));
+    out.regions.push_back(leased.get());
+    out.leased.push_back(std::move(leased));
   }
   for (std::size_t i = 0; i < given->reference_count; ++i) {
     if (given->references[i] == nullptr) return shmb::error(Status::invalid, "a reference of a payload is NULL");
@@ -116,19 +114,17 @@ Result<Called> called_with(Agent& agent, std::int32_t to, const char* function, 
   if ((flags & ~unsigned{SHMB_CALL_ON_OBJECT}) != 0)
     return shmb::error(Status::unknown_flags, "an unknown flag of a call");
   if (function == nullptr) return shmb::error(Status::invalid, "no function was given");
-  if (auto fine = call_timeout(timeout); !fine) return std::unexpected(fine.error());
-  auto rank = rank_of(agent, to);
-  if (!rank) return std::unexpected(rank.error());
-  auto what = payload_of(agent, payload);
-  if (!what) return std::unexpected(what.error());
-  return Called{*rank, std::move(*what), (flags & SHMB_CALL_ON_OBJECT) != 0};
+  SHMB_TRY_VOID(call_timeout(timeout));
+  SHMB_TRY(rank, rank_of(agent, to));
+  SHMB_TRY(what, payload_of(agent, payload));
+  return Called{rank, std::move(what), (flags & SHMB_CALL_ON_OBJECT) != 0};
 }
 
 // A question to the owner of a reference.
 int ask_owner(shmb_reference* reference, Kind kind, std::int64_t timeout, shmb_future** future, shmb_error* error) {
   return with(reference, "reference", error, [&]() -> Result<void> {
-    if (auto place = place_for(future, "future"); !place) return place;
-    if (auto fine = call_timeout(timeout); !fine) return std::unexpected(fine.error());
+    SHMB_TRY_VOID(place_for(future, "future"));
+    SHMB_TRY_VOID(call_timeout(timeout));
     return hand_out(future, reference->it->agent->caller().fetch(reference->it, kind, timeout), handle_of);
   });
 }
@@ -173,13 +169,12 @@ size_t shmb_content_references(const shmb_content* content) noexcept {
 
 int shmb_content_take_region(shmb_content* content, size_t number, shmb_region** region, shmb_error* error) noexcept {
   return with(content, "content", error, [&]() -> Result<void> {
-    if (auto place = place_for(region, "region"); !place) return place;
+    SHMB_TRY_VOID(place_for(region, "region"));
     if (number >= content->it->regions.size() || !content->it->regions[number])
       return shmb::error(Status::not_found, "there is no region " + std::to_string(number) + " in it, or it was taken");
     if (content->keeper != nullptr) {
-      auto same = content->keeper->memory().again(*content->it->regions[number]);
-      if (!same) return std::unexpected(same.error());
-      *region = new shmb_region{std::move(*same)};
+      SHMB_TRY(same, content->keeper->memory().again(*content->it->regions[number]));
+      *region = new shmb_region{std::move(same)};
       return {};
     }
     *region = new shmb_region{std::move(content->it->regions[number])};
@@ -190,7 +185,7 @@ int shmb_content_take_region(shmb_content* content, size_t number, shmb_region**
 int shmb_content_take_reference(shmb_content* content, size_t number, shmb_reference** reference,
                                 shmb_error* error) noexcept {
   return with(content, "content", error, [&]() -> Result<void> {
-    if (auto place = place_for(reference, "reference"); !place) return place;
+    SHMB_TRY_VOID(place_for(reference, "reference"));
     if (number >= content->it->references.size() || !content->it->references[number])
       return shmb::error(Status::not_found,
                          "there is no reference " + std::to_string(number) + " in it, or it was taken");
@@ -203,32 +198,30 @@ int shmb_content_take_reference(shmb_content* content, size_t number, shmb_refer
 
 int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
-    auto known = read_options(options);
-    if (!known) return std::unexpected(known.error());
-    if (auto place = place_for(remote, "worker"); !place) return place;
-    if (known->timeout_ns < 0)
+    SHMB_TRY(known, read_options(options));
+    SHMB_TRY_VOID(place_for(remote, "worker"));
+    if (known.timeout_ns < 0)
       return shmb::error(Status::invalid, "waiting for the other workers always has a deadline");
-    if (auto fine = call_timeout(known->call_timeout_ns); !fine) return std::unexpected(fine.error());
+    SHMB_TRY_VOID(call_timeout(known.call_timeout_ns));
     Wanted wish;
-    wish.name = text_or_empty(known->name);
-    wish.address = text_or_empty(known->address);
-    wish.socket = text_or_empty(known->socket);
-    wish.rank = known->rank;
-    wish.world_size = known->world_size;
-    wish.threads = known->threads;
-    wish.timeout = known->timeout_ns;
-    wish.call_timeout = known->call_timeout_ns;
-    wish.drop = known->drop;
-    wish.context = known->context;
-    if (known->request != nullptr)
-      wish.request = [run = known->request, context = known->context](std::unique_ptr<Request> request) {
+    wish.name = text_or_empty(known.name);
+    wish.address = text_or_empty(known.address);
+    wish.socket = text_or_empty(known.socket);
+    wish.rank = known.rank;
+    wish.world_size = known.world_size;
+    wish.threads = known.threads;
+    wish.timeout = known.timeout_ns;
+    wish.call_timeout = known.call_timeout_ns;
+    wish.drop = known.drop;
+    wish.context = known.context;
+    if (known.request != nullptr)
+      wish.request = [run = known.request, context = known.context](std::unique_ptr<Request> request) {
         auto* handle = new shmb_request{std::move(request), {}};
         handle->content.it = &handle->it->content;
         run(context, handle);
       };
-    auto joined = Agent::join(std::move(wish));
-    if (!joined) return std::unexpected(joined.error());
-    *remote = new shmb_remote{std::move(*joined)};
+    SHMB_TRY(joined, Agent::join(std::move(wish)));
+    *remote = new shmb_remote{std::move(joined)};
     return {};
   });
 }
@@ -236,14 +229,13 @@ int shmb_remote_init(const shmb_remote_options* options, shmb_remote** remote, s
 int shmb_remote_shutdown(shmb_remote* remote, const shmb_remote_shutdown_options* options, uint32_t* leaks,
                          shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
-    auto known = read_options(options);
-    if (!known) return std::unexpected(known.error());
-    if (known->timeout_ns < 0) return shmb::error(Status::invalid, "a shutdown always has a deadline");
+    SHMB_TRY(known, read_options(options));
+    if (known.timeout_ns < 0) return shmb::error(Status::invalid, "a shutdown always has a deadline");
     ShutdownRequest wish;
-    wish.local = known->local != 0;
-    wish.keep_references = known->keep_references != 0;
-    wish.report_leaks = known->report_leaks != 0;
-    wish.timeout = known->timeout_ns;
+    wish.local = known.local != 0;
+    wish.keep_references = known.keep_references != 0;
+    wish.report_leaks = known.report_leaks != 0;
+    wish.timeout = known.timeout_ns;
     auto ended = remote->it->shutdown(wish);
     if (leaks != nullptr) *leaks = ended.leaks;
     if (ended.error) return std::unexpected(*ended.error);
@@ -277,11 +269,10 @@ int32_t shmb_remote_world_size(const shmb_remote* remote) noexcept {
 int shmb_remote_worker(shmb_remote* remote, int32_t rank, const char* name, shmb_worker* worker,
                        shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
-    auto found = name != nullptr ? remote->it->find(name) : rank_of(*remote->it, rank);
-    if (!found) return std::unexpected(found.error());
-    const Worker facts = remote->it->worker(*found);
+    SHMB_TRY(found, name != nullptr ? remote->it->find(name) : rank_of(*remote->it, rank));
+    const Worker facts = remote->it->worker(found);
     shmb_worker out{};
-    out.rank = static_cast<std::int32_t>(*found);
+    out.rank = static_cast<std::int32_t>(found);
     out.state = static_cast<std::uint32_t>(facts.state);
     out.life = facts.life;
     copy_text(out.name, facts.name);
@@ -291,8 +282,7 @@ int shmb_remote_worker(shmb_remote* remote, int32_t rank, const char* name, shmb
 
 int shmb_remote_set_timeout(shmb_remote* remote, int64_t timeout_ns, shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
-    auto fine = call_timeout(timeout_ns);
-    if (!fine) return std::unexpected(fine.error());
+    SHMB_TRY_VOID(call_timeout(timeout_ns));
     remote->it->calls().set_timeout(timeout_ns);
     return {};
   });
@@ -303,15 +293,14 @@ int64_t shmb_remote_get_timeout(shmb_remote* remote) noexcept {
 
 int shmb_remote_get_counters(shmb_remote* remote, shmb_remote_counters* counters, shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
-    auto now = remote->it->counters();
-    if (!now) return std::unexpected(now.error());
+    SHMB_TRY(now, remote->it->counters());
     shmb_remote_counters out{};
-    out.owned = now->owned;
-    out.users = now->users;
-    out.held = now->held;
-    out.pending_calls = now->calls;
-    out.waiting = now->waiting;
-    out.running = now->running;
+    out.owned = now.owned;
+    out.users = now.users;
+    out.held = now.held;
+    out.pending_calls = now.calls;
+    out.waiting = now.waiting;
+    out.running = now.running;
     return write_struct(out, counters);
   });
 }
@@ -336,7 +325,7 @@ void shmb_remote_notify(shmb_remote* remote) noexcept {
 
 int shmb_remote_region(shmb_remote* remote, uint64_t length, shmb_region** region, shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
-    if (auto place = place_for(region, "region"); !place) return place;
+    SHMB_TRY_VOID(place_for(region, "region"));
     return hand_out(region, remote->it->memory().region(length),
                     [](auto made) { return new shmb_region{std::move(made)}; });
   });
@@ -344,7 +333,7 @@ int shmb_remote_region(shmb_remote* remote, uint64_t length, shmb_region** regio
 
 int shmb_remote_session(shmb_remote* remote, shmb_session** session, shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
-    if (auto place = place_for(session, "session"); !place) return place;
+    SHMB_TRY_VOID(place_for(session, "session"));
     *session = new shmb_session{remote->it->place().session};
     return {};
   });
@@ -353,10 +342,9 @@ int shmb_remote_session(shmb_remote* remote, shmb_session** session, shmb_error*
 int shmb_remote_call(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload, uint32_t flags,
                      int64_t timeout_ns, shmb_future** future, shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
-    if (auto place = place_for(future, "future"); !place) return place;
-    auto call = called_with(*remote->it, to, function, payload, flags, timeout_ns);
-    if (!call) return std::unexpected(call.error());
-    return hand_out(future, remote->it->caller().call(call->to, function, call->payload, call->on_object, timeout_ns),
+    SHMB_TRY_VOID(place_for(future, "future"));
+    SHMB_TRY(call, called_with(*remote->it, to, function, payload, flags, timeout_ns));
+    return hand_out(future, remote->it->caller().call(call.to, function, call.payload, call.on_object, timeout_ns),
                     handle_of);
   });
 }
@@ -374,8 +362,7 @@ uint32_t shmb_future_get_state(shmb_future* future) noexcept {
 
 int shmb_future_wait(shmb_future* future, int64_t wait_ns, shmb_content** content, shmb_error* error) noexcept {
   return with(future, "future", error, [&]() -> Result<void> {
-    auto waited = future->it->agent->wait(*future->it, wait_ns);
-    if (!waited) return waited;
+    SHMB_TRY_VOID(future->it->agent->wait(*future->it, wait_ns));
     if (content != nullptr) *content = &future->content;
     return {};
   });
@@ -474,11 +461,9 @@ int shmb_request_fail(shmb_request* request, const shmb_remote_failure* failure,
 int shmb_remote_create(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload,
                        uint32_t flags, int64_t timeout_ns, shmb_reference** reference, shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
-    if (auto place = place_for(reference, "reference"); !place) return place;
-    auto call = called_with(*remote->it, to, function, payload, flags, timeout_ns);
-    if (!call) return std::unexpected(call.error());
-    return hand_out(reference,
-                    remote->it->caller().create(call->to, function, call->payload, call->on_object, timeout_ns),
+    SHMB_TRY_VOID(place_for(reference, "reference"));
+    SHMB_TRY(call, called_with(*remote->it, to, function, payload, flags, timeout_ns));
+    return hand_out(reference, remote->it->caller().create(call.to, function, call.payload, call.on_object, timeout_ns),
                     reference_of);
   });
 }
@@ -486,7 +471,7 @@ int shmb_remote_create(shmb_remote* remote, int32_t to, const char* function, co
 int shmb_remote_own(shmb_remote* remote, void* object, const char* type, shmb_reference** reference,
                     shmb_error* error) noexcept {
   return with(remote, "worker", error, [&]() -> Result<void> {
-    if (auto place = place_for(reference, "reference"); !place) return place;
+    SHMB_TRY_VOID(place_for(reference, "reference"));
     return hand_out(reference, remote->it->references().own(object, text_or_empty(type)), reference_of);
   });
 }
@@ -523,12 +508,11 @@ int shmb_reference_fetch(shmb_reference* reference, int64_t timeout_ns, shmb_fut
 int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** object, shmb_content** content,
                          shmb_error* error) noexcept {
   return with(reference, "reference", error, [&]() -> Result<void> {
-    auto value = reference->it->agent->local(*reference->it, wait_ns);
-    if (!value) return std::unexpected(value.error());
+    SHMB_TRY(value, reference->it->agent->local(*reference->it, wait_ns));
     // The handle's own are set once: other threads may have pointers to them.
     const std::lock_guard lock(reference->it->agent->monitor().mutex());
     if (!reference->value) {
-      reference->value = std::move(*value);
+      reference->value = std::move(value);
       reference->content = {&reference->value->content, reference->it->agent.get()};
     }
     if (object != nullptr) *object = reference->value->object;
@@ -539,7 +523,7 @@ int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** obje
 
 int shmb_reference_created(shmb_reference* reference, shmb_future** future, shmb_error* error) noexcept {
   return with(reference, "reference", error, [&]() -> Result<void> {
-    if (auto place = place_for(future, "future"); !place) return place;
+    SHMB_TRY_VOID(place_for(future, "future"));
     if (!reference->it->created)
       return shmb::error(Status::not_found,
                          "this reference was not made by shmb_remote_create here: nothing tells of its creation");

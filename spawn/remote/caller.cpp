@@ -15,14 +15,13 @@ constexpr int kLooks = 4;  // for a successor, before a call to a dead worker is
 }  // namespace
 
 Result<void> Caller::may_call(std::uint32_t to, std::string_view function, const Payload& payload, bool on_object) {
-  if (auto is_open = life_.open(); !is_open) return is_open;
+  SHMB_TRY_VOID(life_.open());
   if (function.size() > kMostFunction)
     return error(Status::invalid, "a function's name has at most 4096 bytes, and this one has " +
                                       std::to_string(function.size()) + ": register it by a shorter one");
   if (on_object && (payload.references.empty() || payload.references[0]->known->owner != to))
     return error(Status::invalid, "a call on an object begins with a reference that the called worker owns");
-  for (const auto& reference : payload.references)
-    if (auto fine = references_.usable(*reference, "fork"); !fine) return fine;
+  for (const auto& reference : payload.references) SHMB_TRY_VOID(references_.usable(*reference, "fork"));
   Lock lock(monitor_.mutex());
   // A worker without threads takes in events about a successor only while it waits or serves. Between its tries it may
   // do neither. Messages come first, up to a bound as while it sends; then the events.
@@ -43,7 +42,7 @@ Result<std::shared_ptr<Future>> Caller::begin(Kind kind, std::uint32_t to, std::
   future->reference = reference;
   future->began = sys::now_monotonic();
   const std::lock_guard lock(monitor_.mutex());
-  if (auto is_open = life_.open_locked(); !is_open) return std::unexpected(is_open.error());
+  SHMB_TRY_VOID(life_.open_locked());
   if (life == 0) life = roster_[to].life;
   if (life > roster_[to].life) workers_.came(to, life);  // the broker has named it already
   if (!roster_.there(to, life))
@@ -68,23 +67,22 @@ Result<void> Caller::send(const std::shared_ptr<Future>& future, std::uint8_t fl
 }
 
 Result<void> Caller::send_to_self(const std::shared_ptr<Future>& future, const Head& head, const Payload& payload) {
-  auto content = memory_.keep(payload, false, head.deadline);
-  if (!content) return std::unexpected(content.error());
+  SHMB_TRY(content, memory_.keep(payload, false, head.deadline));
   auto request = std::make_unique<Request>();
   request->home = &server_;
   request->agent = place_.agent.lock();
   request->head = head;
   request->function = future->function;
-  request->content = std::move(*content);
+  request->content = std::move(content);
   const std::lock_guard lock(monitor_.mutex());
-  if (auto is_open = life_.open_locked(); !is_open) return is_open;
+  SHMB_TRY_VOID(life_.open_locked());
   if (!hooks_.loses(head.kind)) server_.admit(std::move(request));  // else it is destroyed behind the lock
   return {};
 }
 
 Result<std::shared_ptr<Future>> Caller::call(std::uint32_t to, std::string_view function, const Payload& payload,
                                              bool on_object, std::int64_t timeout) {
-  if (auto may = may_call(to, function, payload, on_object); !may) return std::unexpected(may.error());
+  SHMB_TRY_VOID(may_call(to, function, payload, on_object));
   auto future = begin(Kind::call, to, on_object ? payload.references[0]->known->owner_life : 0, function, timeout, {});
   if (!future) return future;
   if (auto sent = send(*future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
@@ -96,7 +94,7 @@ Result<std::shared_ptr<Future>> Caller::call(std::uint32_t to, std::string_view 
 
 Result<std::shared_ptr<Reference>> Caller::create(std::uint32_t to, std::string_view function, const Payload& payload,
                                                   bool on_object, std::int64_t timeout) {
-  if (auto may = may_call(to, function, payload, on_object); !may) return std::unexpected(may.error());
+  SHMB_TRY_VOID(may_call(to, function, payload, on_object));
   client::RefRequest wish;
   wish.owner = to;
   wish.tell = true;
@@ -109,11 +107,10 @@ Result<std::shared_ptr<Reference>> Caller::create(std::uint32_t to, std::string_
   auto made = client::create_reference(*place_.session, place_.world, wish, broker_deadline());
   if (!made) return std::unexpected(life_.closed_or(made.error()));
   auto reference = references_.created(*made, to, wish.owner_life);
-  auto future = begin(Kind::create, to, wish.owner_life, function, timeout, made->reference);
-  if (!future) return std::unexpected(future.error());
-  reference->created = *future;
-  if (auto sent = send(*future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
-    calls_.give_up(*future);
+  SHMB_TRY(future, begin(Kind::create, to, wish.owner_life, function, timeout, made->reference));
+  reference->created = future;
+  if (auto sent = send(future, on_object ? kOnObject : std::uint8_t{0}, payload); !sent) {
+    calls_.give_up(future);
     return std::unexpected(life_.closed_or(sent.error()));
   }
   return reference;
@@ -121,7 +118,7 @@ Result<std::shared_ptr<Reference>> Caller::create(std::uint32_t to, std::string_
 
 Result<std::shared_ptr<Future>> Caller::fetch(const std::shared_ptr<Reference>& reference, Kind kind,
                                               std::int64_t timeout) {
-  if (auto fine = references_.usable(*reference, "shmb_reference_fetch"); !fine) return std::unexpected(fine.error());
+  SHMB_TRY_VOID(references_.usable(*reference, "shmb_reference_fetch"));
   RefId id;
   {
     const std::lock_guard lock(monitor_.mutex());

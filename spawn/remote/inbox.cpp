@@ -70,31 +70,27 @@ Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session
   if (!event) return system_failure(event.error(), "eventfd for a worker");
   inbox->interrupt_ = std::move(*event);
   if (pool == 0) {
-    auto made = Pool::create(session, pool_of(group, world_size, inbox->spec_.cells), timeout);
-    if (!made) return std::unexpected(made.error());
-    inbox->pool_ = std::move(*made);
+    SHMB_TRY(made, Pool::create(session, pool_of(group, world_size, inbox->spec_.cells), timeout));
+    inbox->pool_ = std::move(made);
   } else {
     Pool::Opening opening;
     opening.id = pool;
     opening.timeout = timeout;
     opening.later = kPassing;
-    auto joined = Pool::open(session, opening);
-    if (!joined) return std::unexpected(joined.error());
-    inbox->pool_ = std::move(*joined);
+    SHMB_TRY(joined, Pool::open(session, opening));
+    inbox->pool_ = std::move(joined);
   }
   client::QueueSpec spec = inbox->spec_;
   spec.name = queue_name(rank);
   spec.reader = true;
-  auto own = client::Queue::open(inbox->pool_, spec);
-  if (!own) return std::unexpected(own.error());
-  inbox->own_ = std::move(*own);
+  SHMB_TRY(own, client::Queue::open(inbox->pool_, spec));
+  inbox->own_ = std::move(own);
   inbox->be_patient(kPause);
-  if (auto added = inbox->set_.add(*inbox->own_, nullptr); !added) return std::unexpected(added.error());
-  auto descriptor = inbox->set_.descriptor();
-  if (!descriptor) return std::unexpected(descriptor.error());
+  SHMB_TRY_VOID(inbox->set_.add(*inbox->own_, nullptr));
+  SHMB_TRY(descriptor, inbox->set_.descriptor());
   auto wait = sys::epoll();
   if (!wait) return system_failure(wait.error(), "epoll for a worker");
-  for (const int fd : {*descriptor, inbox->interrupt_.get()})
+  for (const int fd : {descriptor, inbox->interrupt_.get()})
     if (auto added = sys::epoll_watch(wait->get(), fd); !added)
       return system_failure(added.error(), "epoll_ctl for a worker");
   inbox->wait_ = std::move(*wait);
@@ -140,9 +136,8 @@ std::uint64_t Inbox::room_there(std::uint64_t wanted) {
 }
 
 Result<std::uint32_t> Inbox::participants() {
-  auto facts = pool_->facts();
-  if (!facts) return std::unexpected(facts.error());
-  return facts->participants;
+  SHMB_TRY(facts, pool_->facts());
+  return facts.participants;
 }
 
 SlotBytes Inbox::room_for(std::uint64_t bytes, std::int64_t timeout) {
@@ -170,7 +165,7 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline, std::uint64_t wanted) {
   Taken out;
   out.roomy = room_there(wanted);
   if (out.roomy != 0) deadline = Deadline::now();
-  if (auto entered = own_->enter(); !entered) return std::unexpected(entered.error());
+  SHMB_TRY_VOID(own_->enter());
   const std::int64_t spin_until = spins_ && !deadline.passed() ? sys::now_monotonic() + kSpin : 0;
   for (;;) {
     bool there = something_there();
@@ -215,10 +210,9 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline, std::uint64_t wanted) {
     set_.tell_of_room(std::move(for_room));
     set_.rearm();
     // The look that found the queue empty took in what the broker had sent, too: nothing rings for that again.
-    auto told = pool_->session()->next_remote_event(Deadline::now());
-    if (!told) return std::unexpected(told.error());
-    if (*told) {
-      out.told = **told;
+    SHMB_TRY(told, pool_->session()->next_remote_event(Deadline::now()));
+    if (told) {
+      out.told = *told;
       return out;
     }
     asleep_.store(true);

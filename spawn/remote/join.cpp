@@ -48,11 +48,10 @@ Result<CheckedWish> check(Wanted wish) {
   if (wish.threads > kMostThreads)
     return error(Status::invalid, "a worker has at most 256 threads, not " + std::to_string(wish.threads) +
                                       ": ask for fewer, or spread its calls over several workers");
-  auto address = address_of(wish.address);
-  if (!address) return std::unexpected(address.error());
-  if (auto here = check_host(address->host); !here) return std::unexpected(here.error());
-  wish.address = address->text;
-  return CheckedWish{std::move(wish), address->port};
+  SHMB_TRY(address, address_of(wish.address));
+  SHMB_TRY_VOID(check_host(address.host));
+  wish.address = address.text;
+  return CheckedWish{std::move(wish), address.port};
 }
 
 Joining::Joining(const CheckedWish& wish, Place& place, Monitor& monitor, const Life& life, const Roster& roster,
@@ -75,9 +74,8 @@ Result<void> Joining::take_place() {
   client::ConnectOptions options;
   options.socket = wish_.socket;
   options.timeout = time_left();
-  auto session = client::connect(options);
-  if (!session) return std::unexpected(session.error());
-  place_.session = std::move(*session);
+  SHMB_TRY(session, client::connect(options));
+  place_.session = std::move(session);
   client::WorldRequest joining;
   joining.port = wish_.port;
   joining.rank = place_.rank;
@@ -98,8 +96,8 @@ Result<void> Joining::take_place() {
 }
 
 Result<void> Joining::enter() {
-  if (auto opened = open_inbox(); !opened) return opened;
-  if (auto came = await_world(); !came) return came;
+  SHMB_TRY_VOID(open_inbox());
+  SHMB_TRY_VOID(await_world());
   return await_peers();
 }
 
@@ -113,9 +111,8 @@ Error Joining::give_up(Error why) {
 Result<void> Joining::look_at_world() {
   client::Selection selection;
   selection.region.id = place_.world;
-  auto list = client::list_worlds(*place_.session, selection, deadline_);
-  if (!list) return std::unexpected(list.error());
-  for (const client::WorldRow& row : list->rows) {
+  SHMB_TRY(list, client::list_worlds(*place_.session, selection, deadline_));
+  for (const client::WorldRow& row : list.rows) {
     if (row.record.world != place_.world) continue;
     pool_ = row.record.pool;
     complete_ = complete_ || (row.record.flags & SHMBW_WORLD_STATE_COMPLETE) != 0;
@@ -126,16 +123,15 @@ Result<void> Joining::look_at_world() {
 
 // The next thing that happens in the world, while it comes together.
 Result<void> Joining::await_event() {
-  auto event = place_.session->next_remote_event(deadline_);
-  if (!event) return std::unexpected(event.error());
-  if (!*event) {
+  SHMB_TRY(event, place_.session->next_remote_event(deadline_));
+  if (!event) {
     (void)workers_.read();
     return error(Status::deadline,
                  "the world at " + place_.address + " was not complete before the deadline: " + roster_.missing());
   }
-  if ((*event)->kind == client::RemoteEvent::Kind::gap) return look_at_world();
-  if ((*event)->kind != client::RemoteEvent::Kind::world_changed) return {};
-  switch ((*event)->change) {
+  if (event->kind == client::RemoteEvent::Kind::gap) return look_at_world();
+  if (event->kind != client::RemoteEvent::Kind::world_changed) return {};
+  switch (event->change) {
     case SHMBW_WORLD_CHANGE_COMPLETE:
       complete_ = true;
       return {};
@@ -143,10 +139,10 @@ Result<void> Joining::await_event() {
       return pool_ == 0 ? look_at_world() : Result<void>();
     case SHMBW_WORLD_CHANGE_DIED:
       (void)workers_.read();
-      return error(Status::worker_gone, "worker " + std::to_string((*event)->rank) + " of the world at " +
-                                            place_.address + " died while it was waited for");
+      return error(Status::worker_gone, "worker " + std::to_string(event->rank) + " of the world at " + place_.address +
+                                            " died while it was waited for");
     case SHMBW_WORLD_CHANGE_LEFT:
-      if (!complete_ || (*event)->rank != 0) return {};  // only worker 0 makes the pool, and no other takes its place
+      if (!complete_ || event->rank != 0) return {};  // only worker 0 makes the pool, and no other takes its place
       return error(Status::worker_gone, "worker 0 of the world at " + place_.address +
                                             " left when that was complete, before this worker was in its pool");
     case SHMBW_WORLD_CHANGE_ENDED:
@@ -159,13 +155,12 @@ Result<void> Joining::await_event() {
 Result<void> Joining::open_inbox() {
   for (;;) {
     if (place_.rank != 0)
-      while (pool_ == 0)
-        if (auto next = await_event(); !next) return next;
+      while (pool_ == 0) SHMB_TRY_VOID(await_event());
     const std::uint64_t pool = pool_;
     auto opened = open_inbox_in(pool);
     if (opened || pool == 0 || opened.error().status != Status::not_found) return opened;
     // It has gone with the worker that made it and gave up, before another one came to it.
-    if (auto looked = look_at_world(); !looked) return looked;
+    SHMB_TRY_VOID(look_at_world());
     if (pool_ == pool) return opened;
   }
 }
@@ -191,35 +186,31 @@ Result<void> Joining::open_inbox_in(std::uint64_t pool) {
     monitor_.set_inbox(std::move(*inbox));
   }
   if (!makes_pool) return {};
-  auto told = client::tell_world_pool(*place_.session, place_.world, made, deadline_);
-  if (!told) return std::unexpected(told.error());
+  SHMB_TRY_VOID(client::tell_world_pool(*place_.session, place_.world, made, deadline_));
   return {};
 }
 
 Result<void> Joining::await_world() {
-  while (!complete_)
-    if (auto next = await_event(); !next) return next;
+  while (!complete_) SHMB_TRY_VOID(await_event());
   return {};
 }
 
 // Workers that have left or died since the world was complete are not waited for.
 Result<void> Joining::await_peers() {
-  if (auto known = workers_.read(); !known) return known;
+  SHMB_TRY_VOID(workers_.read());
   for (std::int64_t pause = kFirstLookAtPool;; pause = std::min(2 * pause, kLastLookAtPool)) {
-    auto inside = monitor_.inbox()->participants();
-    if (!inside) return std::unexpected(inside.error());
-    if (*inside >= roster_.present()) return {};
+    SHMB_TRY(inside, monitor_.inbox()->participants());
+    if (inside >= roster_.present()) return {};
     if (deadline_.passed())
       return error(Status::deadline, "the world at " + place_.address + " is complete, but only " +
-                                         std::to_string(*inside) + " of its " + std::to_string(place_.size) +
+                                         std::to_string(inside) + " of its " + std::to_string(place_.size) +
                                          " workers came to its pool in time");
-    auto event = place_.session->next_remote_event(earlier(deadline_, Deadline::after(pause)));
-    if (!event) return std::unexpected(event.error());
-    if (!*event) continue;
-    if ((*event)->kind == client::RemoteEvent::Kind::gap) (void)workers_.read();
+    SHMB_TRY(event, place_.session->next_remote_event(earlier(deadline_, Deadline::after(pause))));
+    if (!event) continue;
+    if (event->kind == client::RemoteEvent::Kind::gap) (void)workers_.read();
     const std::lock_guard lock(monitor_.mutex());
-    if ((*event)->kind == client::RemoteEvent::Kind::world_changed) workers_.take_event(**event);
-    else arrivals_.put_off(**event);
+    if (event->kind == client::RemoteEvent::Kind::world_changed) workers_.take_event(*event);
+    else arrivals_.put_off(*event);
     if (life_.lost()) return std::unexpected(*life_.lost());
   }
 }

@@ -20,7 +20,7 @@ std::int64_t broker_time(std::int64_t deadline) {
 }  // namespace
 
 Result<client::Region::Handle> Memory::region(std::uint64_t length, std::int64_t timeout) const {
-  if (auto is_open = life_.open(); !is_open) return std::unexpected(is_open.error());
+  SHMB_TRY_VOID(life_.open());
   client::CreateItem item;
   item.length = length;
   item.group = place_.group;
@@ -85,18 +85,16 @@ Result<Content> Memory::keep(const Payload& payload, bool stays, std::int64_t de
   if (payload.data.size() > kInline) {
     if (!stays && payload.bytes == nullptr) content.slot = in_slot(payload.data, deadline);
     if (!content.slot) {
-      auto bytes = payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data, deadline);
-      if (!bytes) return std::unexpected(bytes.error());
-      content.bytes = std::move(*bytes);
+      SHMB_TRY(bytes, payload.bytes != nullptr ? again(*payload.bytes) : in_region(payload.data, deadline));
+      content.bytes = std::move(bytes);
     }
     content.bytes_length = payload.data.size();
   } else {
     content.data = payload.data;
   }
   for (client::Region* region : payload.regions) {
-    auto same = again(*region);
-    if (!same) return std::unexpected(same.error());
-    content.regions.push_back(std::move(*same));
+    SHMB_TRY(same, again(*region));
+    content.regions.push_back(std::move(same));
   }
   content.references = payload.references;
   return content;

@@ -28,7 +28,7 @@ Reference::~Reference() {
 // ---------------------------------------------------------------- handles
 
 Result<std::shared_ptr<Reference>> References::own(void* object, std::string type) {
-  if (auto is_open = life_.open(); !is_open) return std::unexpected(is_open.error());
+  SHMB_TRY_VOID(life_.open());
   auto reference = std::make_shared<Reference>();
   reference->value = new_value();
   reference->value->state = Value::State::ready;
@@ -60,7 +60,7 @@ std::shared_ptr<Reference> References::created(const client::RefMade& made, std:
 Result<void> References::usable(const Reference& reference, const char* what) const {
   if (life_.forked()) return Life::forked_error();
   if (reference.home != this) {
-    if (auto fine = reference.home->usable(reference, what); !fine) return fine;
+    SHMB_TRY_VOID(reference.home->usable(reference, what));
     return error(Status::invalid, "reference " + text_of(reference.known->id) + " is of another world than the call");
   }
   const std::lock_guard lock(monitor_.mutex());
@@ -72,7 +72,7 @@ Result<void> References::usable(const Reference& reference, const char* what) co
 }
 
 Result<void> References::usable_here(const Reference& reference) const {
-  if (auto fine = usable(reference, "shmb_reference_local"); !fine) return fine;
+  SHMB_TRY_VOID(usable(reference, "shmb_reference_local"));
   const Known& known = *reference.known;
   if (owned_here(known)) return {};
   const std::lock_guard lock(monitor_.mutex());
@@ -117,16 +117,15 @@ Result<void> References::book(Reference& reference, std::uint32_t to, std::uint3
   wish.state = SHMBW_REF_STATE_READY;
   const RefId before = reference.known->id;
   if (before.counter != 0 && before.creator == place_.rank) wish.counter = before.counter;
-  auto made = client::create_reference(*place_.session, place_.world, wish, broker_deadline());
-  if (!made) return std::unexpected(made.error());
+  SHMB_TRY(made, client::create_reference(*place_.session, place_.world, wish, broker_deadline()));
   const std::lock_guard lock(monitor_.mutex());
-  if (auto is_open = life_.open_locked(); !is_open) return is_open;  // later, no thread would empty `values_` again
-  reference.value->id = reference.known->id = made->reference;
+  SHMB_TRY_VOID(life_.open_locked());  // later, no thread would empty `values_` again
+  reference.value->id = reference.known->id = made.reference;
   reference.value->booked = true;
-  values_[made->reference] = reference.value;
-  known_[made->reference] = reference.known;
-  place.id = made->reference;
-  place.fork = made->fork;
+  values_[made.reference] = reference.value;
+  known_[made.reference] = reference.known;
+  place.id = made.reference;
+  place.fork = made.fork;
   return {};
 }
 

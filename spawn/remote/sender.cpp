@@ -50,10 +50,9 @@ Result<void> Sender::send(std::uint32_t to, const Head& head, std::string_view f
   out.regions = payload.regions;
   client::Region::Handle bytes;
   SlotBytes slot;
-  if (auto loaded = load(out, payload, bytes, slot); !loaded) return loaded;
-  auto references = references_.fork_for(to, head.to_life, payload);
-  if (!references) return std::unexpected(references.error());
-  out.references = std::move(*references);
+  SHMB_TRY_VOID(load(out, payload, bytes, slot));
+  SHMB_TRY(references, references_.fork_for(to, head.to_life, payload));
+  out.references = std::move(references);
   std::string text;
   auto sent = put(to, head, parts_of(out, text));
   if (!sent && !out.references.empty()) references_.give_back(out.references);
@@ -77,9 +76,8 @@ Result<void> Sender::load(Outgoing& out, const Payload& payload, client::Region:
     out.slot = &slot;
     return {};
   }
-  auto made = memory_.in_region(payload.data, out.head.deadline);
-  if (!made) return std::unexpected(made.error());
-  bytes = std::move(*made);
+  SHMB_TRY(made, memory_.in_region(payload.data, out.head.deadline));
+  bytes = std::move(made);
   out.bytes = bytes.get();
   return {};
 }
@@ -117,7 +115,7 @@ Result<void> Sender::put(std::uint32_t to, const Head& head, std::span<const cli
   const std::shared_ptr<Inbox> inbox = monitor_.inbox();
   if (inbox && life_.open_locked()) look_while_sending(lock, *inbox);
   for (;;) {
-    if (auto is_open = life_.open_locked(); !is_open) return is_open;
+    SHMB_TRY_VOID(life_.open_locked());
     if (!inbox) return error(Status::closed, "this worker has been shut down");
     if (!roster_.there(to, head.to_life))
       return std::unexpected(roster_.gone_error(to, head.to_life, Status::worker_gone));

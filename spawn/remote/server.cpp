@@ -273,13 +273,12 @@ Result<void> Server::reply(const Request& request, const Payload& payload) {
     head.deadline = request.head.deadline;
     return sender_.send(request.head.from, head, {}, payload);
   }
-  auto content = memory_.keep(payload, false, request.head.deadline);
-  if (!content) return std::unexpected(content.error());
+  SHMB_TRY(content, memory_.keep(payload, false, request.head.deadline));
   const std::lock_guard lock(monitor_.mutex());
   const std::shared_ptr<Future> future = own_call(request);
   if (!future) return {};  // the content is destroyed behind the lock
   if (future->kind == Kind::create) references_.ready(future->reference);
-  future->content = std::move(*content);
+  future->content = std::move(content);
   calls_.complete(future);
   monitor_.wake();
   return {};

@@ -63,12 +63,11 @@ Result<void> Workers::read() {
   }
   client::Selection selection;
   selection.region.id = place_.world;
-  auto list = client::list_workers(*place_.session, selection, broker_deadline());
-  if (!list) return std::unexpected(list.error());
+  SHMB_TRY(list, client::list_workers(*place_.session, selection, broker_deadline()));
   auto references = client::list_references(*place_.session, selection, broker_deadline());
   const std::lock_guard lock(monitor_.mutex());
-  if (list->rows.empty()) calls_.lose(place_.world_ended());  // this worker itself would stand there
-  for (const client::WorkerRow& row : list->rows) {
+  if (list.rows.empty()) calls_.lose(place_.world_ended());  // this worker itself would stand there
+  for (const client::WorkerRow& row : list.rows) {
     if (row.record.rank >= roster_.size()) continue;
     const auto state = static_cast<shmbw_worker_state>(row.record.state);
     roster_.name(row.record.rank, row.name);
