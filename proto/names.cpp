@@ -209,6 +209,9 @@ Result<GroupTicket> parse_group_variable(std::string_view text) {
     return error(
         Status::invalid,
         "SHMBROKER_GROUP is not <group>:<32 lower-case hex digits>; unset it, or start the program with shmbroker run");
+  const std::uint8_t none[16] = {};
+  if (std::equal(std::begin(none), std::end(none), std::begin(ticket.token)))
+    return error(Status::invalid, "SHMBROKER_GROUP has a token of zeros, which admits to no group");
   auto group = group_of(text.substr(0, colon));
   if (!group) {
     group.error().sentence = "SHMBROKER_GROUP: " + group.error().sentence;

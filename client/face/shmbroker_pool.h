@@ -345,8 +345,8 @@ SHMB_API int shmb_message_take_region(shmb_message* message, size_t number, shmb
 
 /** Descriptors for poll, epoll, asyncio: readable when a receive may have something to tell. Then receive with
  * NO_WAIT until it answers EMPTY, which arms it again. It belongs to the handle: never close, read or write it.
- * Spurious wake-ups happen. The first call must be followed by a receive that answers EMPTY, too. Errors:
- * NO_DESCRIPTORS, LIMIT. */
+ * Spurious wake-ups happen. The first call must be followed by a receive that answers EMPTY, too. Once the broker is
+ * gone, receives answer SESSION_LOST in place of EMPTY. Errors: NO_DESCRIPTORS, LIMIT. */
 SHMB_API int shmb_queue_descriptor(shmb_queue* queue, int* fd, shmb_error* error) SHMB_NOEXCEPT;
 
 /** Several queues, of one or several pools and sessions, for one thread at a time to wait on. A queue handle must be

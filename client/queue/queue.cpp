@@ -564,8 +564,9 @@ QueueSet* Queue::own_set() {
   return descriptor_.get();
 }
 
-void Queue::rearm() {
-  if (QueueSet* const set = own_set()) set->rearm();
+Result<void> Queue::rearm() {
+  QueueSet* const set = own_set();
+  return set != nullptr ? set->rearm() : Result<void>();
 }
 
 }  // namespace shmb::client

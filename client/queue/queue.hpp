@@ -229,8 +229,8 @@ class Queue {
   std::optional<Error> news();  // CLOSED, PEER_GONE or BROKEN: the result for a reader that finds nothing
   void let_borrowed_go();
   QueueSet* own_set();  // behind descriptor(), once that was called
-  // The queue was found empty: its descriptor, if there is one, reports the next message.
-  void rearm();
+  // The queue was found empty: its descriptor, if there is one, reports the next message. SESSION_LOST: it cannot.
+  Result<void> rearm();
   std::uint32_t body_room() const { return cell_size_ - 8 - ((flags_ & pool::kQueueExpiring) != 0 ? 8 : 0); }
 
   const std::shared_ptr<Pool> pool_;

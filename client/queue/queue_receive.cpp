@@ -246,7 +246,8 @@ Result<void> Queue::receive(Message& message, bool keep, std::int64_t wait) {
     if (!at_least_once()) let_borrowed_go();
     received = next_message(message, keep, until);
   }
-  if (!received && received.error().status == Status::empty) rearm();
+  if (!received && received.error().status == Status::empty)
+    if (auto armed = rearm(); !armed) return armed;
   return received;
 }
 
@@ -423,7 +424,8 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
     }
   }
   if (first) return count;
-  if (first.error().status == Status::empty) rearm();
+  if (first.error().status == Status::empty)
+    if (auto armed = rearm(); !armed) return std::unexpected(armed.error());
   return std::unexpected(first.error());
 }
 

@@ -229,17 +229,23 @@ bool QueueSet::arm_all() {
   return true;
 }
 
-void QueueSet::rearm() {
-  if (!epoll_) return;
+Result<void> QueueSet::rearm() {
+  if (!epoll_) return {};
   // The look of arm_all() comes last. So a thread that is re-arming sees what this thread would see, or gets a ring for
   // it.
-  if (rearming_.exchange(true, std::memory_order_acquire)) return;
+  if (rearming_.exchange(true, std::memory_order_acquire)) return {};
   struct Ends {
     std::atomic<bool>& rearming;
     ~Ends() { rearming.store(false, std::memory_order_release); }
   } const ends{rearming_};
   quiet();
-  if (!arm_all()) signal();
+  if (!arm_all()) {
+    signal();
+    return {};
+  }
+  for (const auto& pool : pools())
+    if (pool->session()->lost()) return pool->broker_there();
+  return {};
 }
 
 // False: the deadline passed, the broker may be gone, or it is time for a rescue look.
@@ -262,7 +268,7 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
   Wait until(wait);
   if (const Entry* entry = chosen()) return *entry;
   if (until.none) {
-    rearm();
+    if (auto armed = rearm(); !armed) return std::unexpected(armed.error());
     return error(Status::empty, "none of the queues has a message");
   }
   const char* const late = "none of the queues had a message before the deadline";

@@ -35,8 +35,8 @@ class QueueSet {
   // pools of the set. For descriptor() and rearm() only: wait() is for messages.
   void tell_of_room(std::vector<Queue*> queues);
   // Call after a look that found nothing. Thread-safe: if another thread is already re-arming, the call returns at
-  // once.
-  void rearm();
+  // once. SESSION_LOST: the broker is gone, and a program that polls would not learn of the death of a peer.
+  Result<void> rearm();
 
   // For the pool, with its lock held.
   bool something_there(Pool& pool);

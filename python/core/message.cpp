@@ -203,6 +203,7 @@ PyMethodDef methods[] = {
     {"take", as_function(take), METH_FASTCALL | METH_KEYWORDS, "Moves a slot or region out of the message."},
     {"done", done, METH_NOARGS, "Through with it: what it holds goes back."},
     {"give_back", give_back, METH_NOARGS, "Not done: another reader shall have it."},
+    {"__array__", as_function(to_array), METH_FASTCALL | METH_KEYWORDS, "For NumPy; the buffer without a copy."},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", done, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
@@ -256,8 +257,12 @@ PyGetSetDef part_properties[] = {
     {"offset", get_offset, nullptr, nullptr, nullptr},   {"region", get_region, nullptr, nullptr, nullptr},
     {"same_as", get_same_as, nullptr, nullptr, nullptr}, {"status", get_status, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyMethodDef part_methods[] = {
+    {"__array__", as_function(to_array), METH_FASTCALL | METH_KEYWORDS, "For NumPy; the buffer without a copy."},
+    {nullptr, nullptr, 0, nullptr}};
 PyType_Slot part_slots[] = {{Py_tp_doc, const_cast<char*>("A part of a received message; a read-only buffer.")},
                             {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_part)},
+                            {Py_tp_methods, part_methods},
                             {Py_tp_getset, part_properties},
                             {Py_sq_length, reinterpret_cast<void*>(part_length)},
                             {Py_bf_getbuffer, reinterpret_cast<void*>(get_part_buffer)},

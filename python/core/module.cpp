@@ -34,19 +34,30 @@ PyObject* call_python(const char* module, const char* function, PyObject* self, 
   return PyObject_Call(callable.get(), arguments.get(), keywords.get());
 }
 
+PyObject* to_array(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
+  static Signature<2> array_names = signature("__array__", 1, 0, {"dtype", "copy"});
+  const Arguments arguments(array_names, given, count, names);
+  const Ref view(arguments ? PyMemoryView_FromObject(self) : nullptr);
+  const Ref numpy(view ? PyImport_ImportModule("numpy") : nullptr);
+  if (!numpy) return nullptr;
+  const Ref made(PyObject_CallMethod(numpy.get(), "asarray", "(O)", view.get()));
+  if (!made || arguments[0] == nullptr || arguments[0] == Py_None) return Ref::borrow(made.get()).release();
+  return PyObject_CallMethod(made.get(), "astype", "(O)", arguments[0]);
+}
+
 namespace {
 
 PyObject* find_memory(PyObject*, PyObject* buffer) { return find(buffer, false, 0); }
 
 PyObject* status_name(PyObject*, PyObject* status) {
-  const long number = PyLong_AsLong(status);
-  if (number == -1 && PyErr_Occurred() != nullptr) return nullptr;
-  return PyUnicode_FromString(shmb_status_name(static_cast<int>(number)));
+  std::uint32_t number = 0;
+  return to_number(status, "a status", number) ? PyUnicode_FromString(shmb_status_name(static_cast<int>(number)))
+                                               : nullptr;
 }
 PyObject* status_text(PyObject*, PyObject* status) {
-  const long number = PyLong_AsLong(status);
-  if (number == -1 && PyErr_Occurred() != nullptr) return nullptr;
-  return PyUnicode_FromString(shmb_status_text(static_cast<int>(number)));
+  std::uint32_t number = 0;
+  return to_number(status, "a status", number) ? PyUnicode_FromString(shmb_status_text(static_cast<int>(number)))
+                                               : nullptr;
 }
 
 PyObject* sharing_strategies(PyObject*, PyObject*) {

@@ -171,6 +171,9 @@ PyObject* session_queue(PyObject* self, PyObject* const* given, Py_ssize_t count
 PyObject* pool_queue(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
 PyObject* queue_send(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
 PyObject* queue_send_many(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
+// numpy.asarray() asks for it where an object gives no buffer. Without it, that would make an array of the object
+// itself and hide why: a closed handle.
+PyObject* to_array(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
 PyObject* group_variable(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
 
 // The open session of a Session object, or nullptr with Closed set.

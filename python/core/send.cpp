@@ -75,10 +75,15 @@ class Parts {
   static bool range(std::uint64_t size, std::uint64_t offset, std::uint64_t& length) {
     if (offset <= size && length == UINT64_MAX) length = size - offset;
     if (offset <= size && length <= size - offset) return true;
-    raise(SHMB_E_INVALID, "a part of %llu bytes at offset %llu reaches over the end of what it is of (%llu bytes)",
-          static_cast<unsigned long long>(length), static_cast<unsigned long long>(offset),
-          static_cast<unsigned long long>(size));
-    return false;
+    if (length == UINT64_MAX)
+      return raise(SHMB_E_INVALID, "offset is %llu, behind the end of what the part is of (%llu bytes)",
+                   static_cast<unsigned long long>(offset), static_cast<unsigned long long>(size)),
+             false;
+    return raise(SHMB_E_INVALID,
+                 "a part of %llu bytes at offset %llu reaches over the end of what it is of (%llu bytes)",
+                 static_cast<unsigned long long>(length), static_cast<unsigned long long>(offset),
+                 static_cast<unsigned long long>(size)),
+           false;
   }
 
   bool add_source(PyObject* source, std::uint64_t offset, std::uint64_t length, bool write) {

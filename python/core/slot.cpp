@@ -58,10 +58,12 @@ PyGetSetDef properties[] = {
     {"index", get_index, nullptr, nullptr, nullptr},       {"pool", get_pool, nullptr, nullptr, nullptr},
     {"readonly", get_readonly, nullptr, nullptr, nullptr}, {"closed", get_closed, nullptr, nullptr, nullptr},
     {"address", get_address, nullptr, nullptr, nullptr},   {nullptr, nullptr, nullptr, nullptr, nullptr}};
-PyMethodDef methods[] = {{"release", release, METH_NOARGS, "Gives it back."},
-                         {"__enter__", enter, METH_NOARGS, nullptr},
-                         {"__exit__", release, METH_VARARGS, nullptr},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {
+    {"release", release, METH_NOARGS, "Gives it back."},
+    {"__array__", as_function(to_array), METH_FASTCALL | METH_KEYWORDS, "For NumPy; the buffer without a copy."},
+    {"__enter__", enter, METH_NOARGS, nullptr},
+    {"__exit__", release, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
 PyMemberDef members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Slot, weak), READONLY, nullptr},
                          {nullptr, 0, 0, 0, nullptr}};
 PyType_Slot slots[] = {{Py_tp_doc, const_cast<char*>("A slot of a pool that this process holds; a buffer.")},

@@ -208,7 +208,7 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline, std::uint64_t wanted) {
       if (client::Queue* queue = peers_[static_cast<std::size_t>(std::countr_zero(rest))].opened.load())
         for_room.push_back(queue);
     set_.tell_of_room(std::move(for_room));
-    set_.rearm();
+    (void)set_.rearm();  // the loss of the session is told by the session itself
     // The look that found the queue empty took in what the broker had sent, too: nothing rings for that again.
     SHMB_TRY(told, pool_->session()->next_remote_event(Deadline::now()));
     if (told) {

@@ -391,6 +391,28 @@ TEST_CASE("a wait for room, for a reader, for a slot, for a drain or for a name 
   must(full->send(bytes_of("m"), kForever));
 }
 
+TEST_CASE("a descriptor wakes its poll when the broker is gone, and the look at the queue says so") {
+  harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto in = must(Queue::open(pool, queue_spec("q", Kind::mpmc, true, true)));
+  QueueSet set;
+  must(set.add(*in, nullptr));
+  const int fd = must(in->descriptor()), of_set = must(set.descriptor());
+  Message message;
+  while (status_of(in->receive(message, true, kNoWait)) == Status::empty && readable(fd, 0)) {
+  }
+  while (status_of(set.wait(kNoWait)) == Status::empty && readable(of_set, 0)) {
+  }
+  broker.kill();
+  CHECK(readable(fd, 20'000));
+  CHECK(readable(of_set, 20'000));
+  must(in->send(bytes_of("m"), kNoWait));
+  must(in->receive(message, true, kNoWait));  // messages go on
+  CHECK(status_of(in->receive(message, true, kNoWait)) == Status::session_lost);
+  CHECK(status_of(set.wait(kNoWait)) == Status::session_lost);
+}
+
 TEST_CASE("a broker that dies while a queue's name is waited for ends the wait") {
   harness::BrokerFixture broker;
   auto session = open(broker);

@@ -5,6 +5,7 @@ import pickle
 import signal
 import sys
 import time
+import types
 
 import numpy
 
@@ -153,6 +154,14 @@ class OnlyHere:
 
 
 OnlyHere.__module__ = "a_module_that_only_the_sender_has"
+
+
+def only_here(number):
+    """An object of a class in a module that only this process has."""
+    module = types.ModuleType("only_in_the_worker")
+    module.Thing = type("Thing", (), {"__module__": module.__name__})
+    sys.modules[module.__name__] = module
+    return module.Thing()
 
 
 class ForksInPickle:

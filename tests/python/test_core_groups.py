@@ -64,6 +64,8 @@ def test_a_group_is_named_by_its_variable_or_by_the_argument(python, broker):
     assert shmbroker.connect(group=f"{os.geteuid()}:trainer").attach("weights", write=True).id == region.id
     with pytest.raises(shmbroker.NotFound):
         shmbroker.connect(group="trainer:" + "ab" * 16)
+    with pytest.raises(shmbroker.Invalid, match="zeros"):
+        shmbroker.connect(group="trainer:" + "00" * 16)
     with pytest.raises(ValueError):
         shmbroker.connect(group="a/b")
 

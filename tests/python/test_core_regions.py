@@ -51,6 +51,22 @@ def test_a_closed_region_refuses_everything(session):
             attempt()
 
 
+def test_numpy_makes_no_array_of_a_closed_handle(session):
+    pool = session.create_pool([(4096, 2)])
+    queue = pool.queue("q", kind="mpmc")
+    region, slot = session.create(4096), pool.acquire(10)
+    assert numpy.asarray(region, "u2").shape == (4096,)
+    queue.send(slot)
+    message = queue.receive()
+    part = message.parts[0]
+    region.close(), slot.release(), message.done()
+    for closed in region, slot, message, part:
+        with pytest.raises(shmbroker.Closed):
+            numpy.asarray(closed)
+        with pytest.raises(shmbroker.Closed):
+            numpy.array(closed, dtype="u1", copy=True)
+
+
 def test_a_closed_session_refuses_everything_and_its_regions_go_on(broker):
     session = shmbroker.connect(group="")
     region = session.create(4096, name="goes-on")

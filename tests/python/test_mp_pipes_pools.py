@@ -133,6 +133,17 @@ def test_a_pool_tells_of_what_cannot_be_pickled_either_way(fork):
         assert pool.apply(children.square, (3,)) == 9
 
 
+def test_a_result_that_cannot_be_unpickled_is_the_outcome_of_its_task(fork):
+    with fork.Pool(2) as pool:
+        with pytest.raises(RuntimeError, match="this cannot be unpickled"):
+            pool.apply_async(children.NotUnpicklable).get(timeout=60)
+        with pytest.raises(ModuleNotFoundError, match="only_in_the_worker"):
+            pool.map_async(children.only_here, range(3)).get(timeout=60)
+        with pytest.raises(TypeError, match="number"):
+            pool.apply_async(children.raise_odd, (1,)).get(timeout=60)
+        assert pool.apply(children.square, (3,)) == 9
+
+
 def test_a_pool_of_more_workers_than_a_queue_serves_is_refused_by_a_sentence(fork):
     with pytest.raises(ValueError, match="at most 60 workers"):
         fork.Pool(61)

@@ -31,7 +31,7 @@ class Channel:
     _role = "both"
 
     def __init__(self, cells: int = CELLS, *, room: bool = False, at_least_once: bool = False) -> None:
-        session, self._address = place.home()
+        session, self.address = place.home()
         lanes = PROCESSES * 2 if room else PROCESSES
         # A cell is 8 bytes and its inline bytes; a lane has a header of its own.
         lane_bytes = PROCESSES * (cells * (INLINE + 8) + 4096) + (PROCESSES * 8192 if room else 0)
@@ -51,11 +51,11 @@ class Channel:
     def __getstate__(self) -> Any:
         context.assert_spawning(self)
         keep_for_child(self.pool)
-        return self._address, self.pool.id, self._settings
+        return self.address, self.pool.id, self._settings
 
     def __setstate__(self, state: Any) -> None:
-        self._address, pool, self._settings = state
-        session = place.visit(self._address)
+        self.address, pool, self._settings = state
+        session = place.visit(self.address)
         try:
             self.pool = session.open_pool(pool)
         except errors.Error as error:

@@ -99,6 +99,11 @@ def visit(address: Address) -> _core.Session:
         return session
 
 
+def check(address: Address) -> None:
+    """Raises where the broker of a queue has gone."""
+    (_places.get(address) or visit(address)).ping()
+
+
 def new_region(size: int) -> _core.Region:
     """Memory for one hand-over. What was written there before is still in it."""
     session, _ = home(ask=False)

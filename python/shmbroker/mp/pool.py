@@ -3,7 +3,8 @@
 
 A worker writes on a board which task it has, before the queue forgets that task. When a worker has ended, all results that
 it had sent are taken first. If its task is still open then, the task fails with WorkerDied. A task that a worker had not
-noted yet goes to another worker. So each task has one outcome, and nobody waits for ever.
+noted yet goes to another worker. So each task has one outcome, and nobody waits for ever. When the broker has gone, it is
+the outcome of all tasks that are open, and of those that come.
 """
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import multiprocessing.queues
 import os
 import struct
 import threading
+import time
 from multiprocessing import ProcessError, context, util
 from multiprocessing.pool import *  # noqa: F403
 from queue import Empty
@@ -29,6 +31,8 @@ _MOST = 60  # workers; a queue is shared by at most 64 processes
 _TASK = struct.Struct("=q")
 _WAKE = "wake"
 _NOBODY = (-1, 0, None)
+_GONE = (errors.SessionLost, errors.NoBroker, errors.GroupEnded, errors.Broken)  # the queues of the pool are over
+_REST = 0.02  # seconds
 
 
 def __getattr__(name: str) -> Any:
@@ -68,6 +72,14 @@ class Board:
         self._region = place.visit(self._address).attach(_core.RegionId(identity), write=True)
         self._view = memoryview(self._region)
 
+    def is_whole(self) -> bool:
+        """Whether its broker is there."""
+        try:
+            place.check(self._address)
+        except errors.Error:
+            return False
+        return True
+
     def note(self, number: int, job: int, index: int) -> None:
         _TASK.pack_into(self._view, number * 16 + 8, index)
         _TASK.pack_into(self._view, number * 16, job + 1)
@@ -88,13 +100,7 @@ class Tasks:
         self._channel = Channel(at_least_once=True)
 
     def put(self, task: Any) -> None:
-        kind = 0 if task is None else ((task[0] + 1) & 0xFFFFFFFF) << 32 | task[1] & 0xFFFFFFFF
-        outgoing = message.Outgoing(task, self._channel)
-        try:
-            self._channel.send(outgoing.parts, None, kind)
-        except BaseException:
-            outgoing.fail()
-            raise
+        _send(self._channel, task, 0 if task is None else _kind(*task[:2]))
 
     def look(self) -> None:
         """A look at the queue, which gives back the lanes of workers that have ended."""
@@ -118,7 +124,7 @@ class Tasks:
         if kind == 0:
             received.done()
             return None
-        job, index = (kind >> 32) - 1, kind & 0xFFFFFFFF
+        job, index = _job_and_index(kind)
         board.note(number, job, index)
         try:
             return message.load(received)
@@ -134,15 +140,61 @@ class Tasks:
         try:
             self._channel.receive(0).done()
             return True
-        except Empty:
+        except (Empty, *_GONE):
             return False
+
+
+class Outcomes(SimpleQueue):
+    """The queue of results. A message carries job and number of its task outside its pickle, too: so a result that cannot
+    be unpickled here fails its task."""
+
+    def put(self, outcome: Any) -> None:
+        try:
+            _send(self._channel, outcome, _kind(*outcome[:2]) if isinstance(outcome, tuple) else 0)
+        except _GONE:
+            if isinstance(outcome, tuple):
+                raise  # else it only wakes a reader, who is told by the queue itself
+
+    def take(self, timeout: float | None) -> Any:
+        received = self._channel.receive(timeout)
+        kind = received.type
+        try:
+            return message.load(received)
+        except Exception as error:
+            if kind == 0:
+                raise
+            return *_job_and_index(kind), (False, error), None
+
+
+def _over(error: errors.Error) -> errors.SessionLost:
+    """As an OSError, after which the threads of the standard library's Pool know to go on."""
+    if isinstance(error, errors.SessionLost):
+        return error
+    return errors.SessionLost(f"the broker of this pool is gone: {error}")
+
+
+def _send(channel: Channel, obj: Any, kind: int) -> None:
+    outgoing = message.Outgoing(obj, channel)
+    try:
+        channel.send(outgoing.parts, None, kind)
+    except BaseException:
+        outgoing.fail()
+        raise
+
+
+def _kind(job: int, index: int) -> int:
+    return ((job + 1) & 0xFFFFFFFF) << 32 | index & 0xFFFFFFFF
+
+
+def _job_and_index(kind: int) -> tuple[int, int]:
+    return (kind >> 32) - 1, kind & 0xFFFFFFFF
 
 
 def _raise(error: BaseException) -> None:
     raise error
 
 
-def worker(inqueue: Tasks, outqueue: SimpleQueue, board: Board, number: int, initializer: Any = None, initargs: Any = (),
+def worker(inqueue: Tasks, outqueue: Outcomes, board: Board, number: int, initializer: Any = None, initargs: Any = (),
            maxtasks: int | None = None, wrap_exception: bool = False) -> None:
     """Runs tasks until there are no more."""
     if maxtasks is not None and not (isinstance(maxtasks, int) and maxtasks >= 1):
@@ -193,6 +245,15 @@ class _Workers(list):
             self.ended(gone)
 
 
+class _Wanted(int):
+    """How many workers a pool wants. Without a broker none more: they could not open the queues."""
+
+    is_whole: Any
+
+    def __sub__(self, there: int) -> int:
+        return int(self) - there if self.is_whole() else 0
+
+
 class _PoolContext:
     """The context as the standard library's Pool uses it: its own wake-ups need no shared memory."""
 
@@ -235,8 +296,11 @@ class _Numbers:
 class _Results:
     """The outcomes of tasks, for the thread that hands them out: what workers sent, and what the dead did not send."""
 
-    def __init__(self, tasks: Tasks, queue: SimpleQueue, numbers: _Numbers) -> None:
+    def __init__(self, tasks: Tasks, queue: Outcomes, numbers: _Numbers) -> None:
         self._tasks, self._queue, self._numbers = tasks, queue, numbers
+        self._lost: errors.SessionLost | None = None  # the broker has gone
+        self.open_tasks: Any = {}  # the cache of the pool: what is waited for, by job
+        self.more_may_come: Any = lambda: True
         self._dead: list[Any] = []
         self._failed: set[tuple[int, int]] = set()
         self._last: dict[int, tuple[int, int]] = {}  # which task each worker has finished
@@ -247,8 +311,33 @@ class _Results:
 
     def get(self) -> Any:
         """The next outcome; where there is none for anybody, that of a job that there is not."""
+        if self._lost is None:
+            try:
+                return self._next()
+            except _GONE as error:
+                self._lost = _over(error)
+        return self._fail()
+
+    def put(self, task: Any) -> None:
+        if self._lost is not None:
+            raise self._lost.with_traceback(None)
         try:
-            task = self._queue._reader.take(0 if self._dead else None)
+            self._tasks.put(task)
+        except _GONE as error:
+            raise _over(error) from None
+
+    def _fail(self) -> Any:
+        """The loss of the broker as the outcome of an open task. None once there is nothing to come."""
+        for job, result in list(self.open_tasks.items()):
+            if getattr(result, "_length", 0) is None and result._items:
+                continue  # an iterator whose end is not known yet: one failure at a time is enough
+            return job, getattr(result, "_index", 0), (False, self._lost)
+        time.sleep(_REST)
+        return _NOBODY if self.more_may_come() else None
+
+    def _next(self) -> Any:
+        try:
+            task = self._queue.take(0 if self._dead else None)
         except Empty:  # what the dead had sent has been taken
             return self._bury(self._dead.pop(0)) or _NOBODY
         if task is None:
@@ -287,16 +376,20 @@ class Pool(_base.Pool):
             raise ValueError(f"a pool has at most {_MOST} workers, because its queues are shared by at most 64 processes; "
                              f"{processes} were asked for. Use several pools")
         self._numbers = _Numbers()
-        super().__init__(processes, initializer, initargs, maxtasksperchild, _PoolContext(context, self))
+        wanted = _Wanted(processes)
+        wanted.is_whole = self._numbers.board.is_whole
+        super().__init__(wanted, initializer, initargs, maxtasksperchild, _PoolContext(context, self))
+        self._results.open_tasks = self._cache
+        self._results.more_may_come = self._task_handler.is_alive
 
     def _setup_queues(self) -> None:
         self._inqueue = Tasks()
-        self._outqueue = SimpleQueue(ctx=self._ctx)
+        self._outqueue = Outcomes(ctx=self._ctx)
         self._inqueue.look()  # workers learn of the end of a process that has used it
-        results = _Results(self._inqueue, self._outqueue, self._numbers)
+        self._results = results = _Results(self._inqueue, self._outqueue, self._numbers)
         self._pool = _Workers()
         self._pool.ended = results.ended
-        self._quick_put = self._inqueue.put
+        self._quick_put = results.put
         self._quick_get = results.get
 
     def _get_sentinels(self) -> list[Any]:

@@ -11,6 +11,7 @@ import types
 from multiprocessing import context, util
 
 from .. import errors
+from . import place
 from .channel import CELLS, Channel
 from .ends import Reader, Writer
 from .message import Outgoing
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PATIENCE = 0.001  # seconds that a put waits for room before its message becomes an unsent one
+_LOOK = 1.0  # seconds
 _MOST_CELLS = 1024  # of a bounded queue
 
 
@@ -160,10 +162,13 @@ class JoinableQueue(Queue):
             raise ValueError("task_done() called too many times")
 
     def join(self) -> None:
-        pause = 0.0001
+        pause, look = 0.0001, time.monotonic() + _LOOK
         while not self._unfinished._semlock._is_zero():
             time.sleep(pause)
             pause = min(pause * 2, 0.01)
+            if time.monotonic() > look:
+                place.check(self._channel.address)  # without a broker nobody takes what was put
+                look = time.monotonic() + _LOOK
 
 
 class SimpleQueue:

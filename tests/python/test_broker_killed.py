@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The broker is killed in the middle: each wait ends with an exception that says so, what is mapped stays, nobody hangs."""
+import os
+import signal
+
+import pytest
+from conftest import Broker
+
+
+@pytest.fixture
+def mortal(monkeypatch):
+    """A broker for one test, which kills it."""
+    it = Broker()
+    monkeypatch.setenv("SHMBROKER_SOCKET", it.socket)
+    monkeypatch.setenv("BROKER_PID", str(it.process.pid))
+    monkeypatch.delenv("SHMBROKER_GROUP", raising=False)
+    yield it
+    it.kill()
+    it.start()  # takes the place of the killed one, and so cleans up what it left
+    it.end()
+
+
+WAITS = """
+import asyncio, faulthandler, os, signal, threading, time
+faulthandler.dump_traceback_later(50, exit=True)
+def kill(): os.kill(int(os.environ["BROKER_PID"]), signal.SIGKILL)
+told, waiting = {}, []
+def wait(name, call):
+    def run():
+        try: told[name] = call()
+        except BaseException as error: told[name] = error
+    waiting.append(threading.Thread(target=run, name=name, daemon=True))
+    waiting[-1].start()
+def all_end():
+    for one in waiting:
+        one.join(20)
+        assert not one.is_alive(), one.name
+"""
+
+
+def test_every_wait_of_the_extension_ends_and_mappings_stay(mortal, python):
+    out = python(WAITS + """
+import shmbroker
+session, other = shmbroker.connect(group=""), shmbroker.connect(group="")
+pool = session.create_pool([(4096, 2)])
+slots = [pool.acquire(10), pool.acquire(10)]
+region = session.create(4096)
+view = memoryview(region)
+view[:4] = b"data"
+mpmc, spsc = (other.queue(kind, kind=kind) for kind in ("mpmc", "spsc"))
+full, drained = pool.queue("full", kind="mpmc", cells=2), other.queue("drained", kind="mpmc")
+try:
+    while True: full.send(b"x", 0)
+except shmbroker.Full: pass
+drained.send(b"x")
+wait("mpmc", lambda: mpmc.receive(None))
+wait("spsc", lambda: spsc.receive(None))
+wait("send", lambda: full.send(b"y", None))
+wait("acquire", lambda: pool.acquire(10, timeout=None))
+wait("drain", lambda: drained.drain(None))
+wait("attach", lambda: other.attach("never", wait=None))
+wait("wait_group", lambda: other.wait_group(timeout=None))
+async def every(queue):
+    async for message in queue: pass
+async def get(queue): return await queue.receive_async()
+wait("async for", lambda: asyncio.run(every(other.queue("for", kind="mpmc"))))
+wait("async get", lambda: asyncio.run(get(other.queue("get", kind="mpmc"))))
+wait("event", lambda: session.next_event(timeout=None).kind)
+time.sleep(0.5)
+kill()
+all_end()
+assert told.pop("event") == "broker_away"
+for name, error in told.items(): assert isinstance(error, shmbroker.SessionLost), (name, error)
+for call in (session.ping, lambda: session.create(1), region.ticket, region.stat, lambda: session.attach("x"),
+             lambda: session.create_pool([(10, 1)]), lambda: other.queue("new", kind="mpmc")):
+    try: call()
+    except shmbroker.SessionLost as lost: assert "connect again" in str(lost)
+    else: raise AssertionError
+try: shmbroker.connect()
+except ConnectionRefusedError as refused: print(refused)
+assert bytes(view[:4]) == b"data" and bytes(full.receive(0)) == b"x"  # what is there goes on
+full.send(slots[0], 0)
+memoryview(slots[1])[0] = 1
+view.release()
+for slot in slots: slot.release()
+for one in (region, full, pool, session): one.close()
+""")
+    assert "no broker" in out
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_every_wait_of_mp_ends_and_no_task_is_left_open(mortal, python, method):
+    python(WAITS + f"""
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+import numpy, shmbroker
+from shmbroker import mp
+ctx = mp.get_context({method!r})
+lost = (shmbroker.SessionLost, BrokenExecutor)
+queue, bounded, simple, joined, polled, waited = (ctx.Queue(), ctx.Queue(2), ctx.SimpleQueue(), ctx.JoinableQueue(),
+                                                  ctx.Queue(), ctx.Queue())
+pool, executor = ctx.Pool(2), ProcessPoolExecutor(2, mp_context=ctx)
+assert pool.map(abs, range(4)) == list(executor.map(abs, range(4))) == [0, 1, 2, 3]
+queue.put(numpy.arange(100000))
+array = queue.get()
+rest = ctx.Queue()
+for number in range(1000): rest.put(number)  # more than the queue has room for
+bounded.put(1), bounded.put(2), joined.put(1)
+child = ctx.Process(target=time.sleep, args=(1,))
+child.start()
+wait("get", queue.get)
+wait("get with a timeout", lambda: queue.get(timeout=60))
+wait("get of a SimpleQueue", simple.get)
+wait("put", lambda: bounded.put(3))
+wait("join", joined.join)
+wait("poll", lambda: polled._reader.poll(None))
+wait("wait", lambda: mp.connection.wait([waited._reader])[0].recv())
+wait("task", pool.apply_async(time.sleep, (30,)).get)
+wait("map", pool.map_async(time.sleep, [30] * 50).get)
+wait("imap", lambda: list(pool.imap(time.sleep, iter([30] * 50))))
+wait("future", executor.submit(time.sleep, 30).result)
+time.sleep(0.5)
+workers = list(pool._pool)
+kill()
+all_end()
+for name, error in told.items(): assert isinstance(error, lost), (name, error)
+assert array.sum() == 4999950000
+for call in (lambda: queue.put(numpy.ones(1 << 20)), lambda: rest.put(1), lambda: ctx.Queue().put(1), lambda: mp.empty(10),
+             lambda: pool.apply(abs, (1,)), lambda: ctx.Pool(1), lambda: executor.submit(abs, 1)):
+    try: call()
+    except (ConnectionError, BrokenExecutor): pass
+    else: raise AssertionError
+one, other = ctx.Pipe()
+one.send("small")
+assert other.recv() == "small"  # needs no broker
+assert set(pool._pool) <= set(workers), "new workers could not open the queues"
+pool.terminate()
+pool.join()
+executor.shutdown()
+child.join(20)
+assert child.exitcode == 0
+""")
+
+
+def test_a_pool_without_a_broker_closes_and_joins(mortal, python):
+    python(WAITS + """
+import shmbroker
+from shmbroker import mp
+pool = mp.get_context("fork").Pool(2)
+assert pool.map(abs, range(4)) == [0, 1, 2, 3]
+kill()
+def until_told():  # a busy pool goes on in its shared memory, until it waits
+    while pool.map(abs, range(4)): time.sleep(2)
+wait("map", until_told)
+all_end()
+assert isinstance(told["map"], shmbroker.SessionLost), told
+pool.close()
+wait("close", pool.join)
+all_end()
+assert told["close"] is None, told
+""")
+
+
+def test_programs_that_were_in_the_middle_end_and_a_new_broker_serves_new_ones(mortal, python):
+    before = mortal.process.pid
+    os.kill(before, signal.SIGKILL)
+    mortal.process.wait()
+    mortal.start()
+    python("""
+import shmbroker
+from shmbroker import mp
+session = shmbroker.connect()
+assert bytes(session.create(3, name="again")) == bytes(3)
+queue = mp.Queue()
+queue.put("item")
+assert queue.get() == "item"
+""")
+    assert mortal.process.pid != before
+
+
+def test_ranks_and_their_parent_are_told(mortal, python):
+    out = python(WAITS + """
+import shmbroker
+def work(rank):
+    queue = shmbroker.connect(group="").queue("q", kind="mpmc")
+    shmbroker.ranks.barrier()
+    if rank == 0: kill()
+    queue.receive(None)
+try: shmbroker.spawn(work, nprocs=2, start_method="fork")
+except shmbroker.ProcessException as error: print(error.failure.type, error.failure.text)
+""")
+    assert "SessionLost" in out
