@@ -225,15 +225,18 @@ template <class F>
 Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, bool rouse) {
   constexpr int kBareLooks = 200, kPauses = 16, kLooksPerClock = 4;
   bool early = false, in_vain = false;  // sleeps without a full spin; or after one
+  // Of this wait: while the lock is released, another thread may set it for its own.
+  const std::int64_t spin = spin_;
+  const bool spin_always = spin_always_;
   if (something_there()) return true;
-  if (spin_ > 0) {
+  if (spin > 0) {
     auto look = [&](int pauses) {
       lock().unlock();
       for (int i = 0; i < pauses; ++i) relax_processor();
       lock().lock();
       return something_there();
     };
-    early = !spin_always_ && spins_spared_ > 0;
+    early = !spin_always && spins_spared_ > 0;
     if (!early || peer_runs_elsewhere()) {
       if (!std::exchange(answer_expected_, false) && look(kPauses)) return true;
       for (int i = 0; i < kBareLooks; ++i)
@@ -242,7 +245,7 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, 
     if (early) {
       --spins_spared_;
     } else {
-      const Deadline until = earlier(deadline, Deadline::after(spin_));
+      const Deadline until = earlier(deadline, Deadline::after(spin));
       while (!until.passed())
         for (int i = 0; i < kLooksPerClock; ++i)
           if (look(kPauses)) {
@@ -270,7 +273,7 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, 
     }
     if (woken && !*woken && deadline.passed() && !rescues()) return false;
     if (something_there()) {
-      if (asleep_since != 0) learn(in_vain, sys::now_monotonic() - asleep_since < spin_);
+      if (asleep_since != 0) learn(in_vain, sys::now_monotonic() - asleep_since < spin);
       return true;
     }
     if (!woken) return woken;

@@ -576,6 +576,7 @@ Result<void> Queue::drain(std::int64_t wait) {
     if (ended_.readers_died != before.readers_died)
       return error(Status::peer_gone, "a reader of queue '" + spec_.name + "' died while this call waited");
     if (until.none) return error(Status::full, std::to_string(out_.it->in_flight()) + " messages are not taken yet");
+    set_spin();
     std::atomic<std::uint64_t>* const masks[] = {&pool_->view().queue_waiters(index_).writers.mask};
     SHMB_TRY(woken, pool_->sleep(
                         masks, [&] { return looked != pool_->change() || !out_.it || out_.it->in_flight() == 0; },

@@ -145,3 +145,25 @@ TEST_CASE("a reader that is done wakes the message's sender while a participant 
     must(out->close(false, false));
   }
 }
+
+TEST_CASE("a drain waits with the spin of its own queue, not with that of the queue that was used last") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  QueueSpec spec = queue_spec("spins", Kind::mpmc, false, true, 2);
+  spec.spin = 30'000'000'000;  // longer than the wait below
+  spec.spin_always = true;
+  auto spins = must(Queue::open(pool, spec));
+  spec.name = "sleeps";
+  spec.spin = 0;
+  auto sleeps = must(Queue::open(pool, spec));
+  must(sleeps->send(bytes_of("m"), kNoWait));
+  for (int i = 0; i < 2; ++i) must(spins->send(bytes_of("m"), kNoWait));
+  CHECK(status_of(spins->send(bytes_of("no room"), 1'000'000)) == Status::deadline);
+  static std::atomic<int> sleeps_begun;
+  sleeps_begun = 0;
+  step_hook = [](Step step) { sleeps_begun += step == Step::Z5; };
+  CHECK(status_of(sleeps->drain(300'000'000)) == Status::deadline);
+  step_hook = nullptr;
+  CHECK(sleeps_begun > 0);
+}

@@ -235,6 +235,33 @@ TEST_CASE("after a useless spin the next sleeps begin early, until a spin would 
   pair.check_awake();
 }
 
+TEST_CASE("a wait ends its own spin, whatever spin another thread sets meanwhile") {
+  constexpr std::int64_t kShort = 1'000'000, kLong = 1'000'000'000;
+  Pair pair;
+  Sleeper& sleeper = pair.one.sleeper();
+  const std::lock_guard guard(pair.one.lock());
+  for (const std::int64_t meanwhile : {std::int64_t{0}, std::int64_t{-1}, 4 * kLong}) {
+    CAPTURE(meanwhile);
+    sleeper.set_spin(kShort);
+    int looks = 0;
+    bool slept = false;
+    const AtStep asleep(Step::Z5, [&] {
+      slept = true;
+      pair.two.sleeper().wake_all(pair.waiters);
+    });
+    const auto there = sleeper.wait(
+        pair.masks,
+        [&] {
+          if (++looks == 3) sleeper.set_spin(meanwhile);  // a call of another thread, while this one spins
+          return slept;
+        },
+        Deadline::after(2 * kLong));
+    REQUIRE(there.has_value());
+    CHECK(slept);
+  }
+  pair.check_awake();
+}
+
 TEST_CASE("a thread that finds nothing until it sleeps, and then at once, sleeps at once, and spins now and then") {
   constexpr std::int64_t kShort = 200'000'000;  // far longer than a busy machine keeps a thread
   constexpr int kLate = 400;
