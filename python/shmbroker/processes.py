@@ -7,10 +7,12 @@ of the ranks is left, nor what they have started. The end of this process, of wh
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
+import signal
 import sys
-from typing import Any, Callable, Iterable, Literal, Mapping
+from typing import Any, Callable, Iterable, Literal, Mapping, TypeVar
 
 from . import _core
 from .errors import Closed, Invalid, NotFound, Timeout
@@ -53,14 +55,21 @@ def spawn(fn: Callable[..., Any], args: Iterable[Any] = (), nprocs: int = 1, joi
     if timeout is not None and not join:
         raise Invalid("timeout is for join=True; give it to ProcessContext.join instead")
     wait = None if timeout is None else _nanoseconds(timeout, "timeout")
-    context = _start(fn, tuple(args), nprocs, daemon, start_method, voluntary, grace, start_timeout, env, directory,
-                     output, output_path, group, no_group, limit_bytes, socket, master_addr, master_port, nnodes,
-                     node_rank)
+    context = _start(ProcessContext, fn, args, nprocs, daemon, start_method, voluntary=voluntary, grace=grace,
+                     start_timeout=start_timeout, env=env, directory=directory, output=output, output_path=output_path,
+                     group=group, no_group=no_group, limit_bytes=limit_bytes, socket=socket, master_addr=master_addr,
+                     master_port=master_port, nnodes=nnodes, node_rank=node_rank)
     if not join:
         return context
+    _join_or_end(context, wait, timeout)
+    return None
+
+
+def _join_or_end(context: ProcessContext, wait: int | None = None, timeout: float | None = None) -> None:
+    """Whatever ends the wait ends the ranks."""
     try:
         if context._join(0 if wait is None else wait, 0):
-            return None
+            return
     except ProcessException:
         raise
     except BaseException:
@@ -85,6 +94,8 @@ class RankProcess:
         self._context, self._number, self.pid = context, number, pid
         self.rank = context._first_rank + number
         self.name = f"rank {self.rank}"
+        self.daemon = context.daemon
+        self._watch: int | None = None
 
     @property
     def exitcode(self) -> int | None:
@@ -103,23 +114,87 @@ class RankProcess:
         except OSError:
             return False
 
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that is readable once this rank has ended. It is there until the context was joined."""
+        if self._watch is None:
+            if self._context._state != _RUNNING:
+                raise Closed(f"{self.name} has been joined, and its descriptor was closed")
+            self._watch = _watch(self.pid)
+        return self._watch
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for the end of this rank alone."""
+        if not self._context._ended():
+            from multiprocessing import connection
+            connection.wait([self.sentinel], timeout)
+
+    def terminate(self) -> None:
+        """SIGTERM to this rank alone. Its death is then a failure of the ranks."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if not self._context._ended():
+            with contextlib.suppress(OSError):  # it has ended: what is watched then is no process
+                signal.pidfd_send_signal(self.sentinel, number)
+
+    def _close(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            os.close(watch)
+
     def __repr__(self) -> str:
         return f"<RankProcess {self.name}, pid {self.pid}>"
+
+
+def _watch(pid: int) -> int:
+    """A descriptor for the end of a rank. The supervisor takes the exit status of each rank at once, and then the kernel
+    may give its number to another process. So a process that is not below our supervisor is not the rank."""
+    try:
+        watch = os.pidfd_open(pid)
+        if _parent(_parent(_parent(pid))) == os.getpid():  # below supervisor and guard
+            return watch
+        os.close(watch)
+    except ProcessLookupError:
+        pass
+    readable, other = os.pipe()
+    os.close(other)
+    return readable
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 class ProcessContext:
     """The ranks of one spawn. `processes` has them by local rank."""
 
-    def __init__(self, ranks: _core.Processes, nprocs: int, first_rank: int, daemon: bool) -> None:
-        self._ranks: _core.Processes | None = ranks
+    # As multiprocessing.Process treats a target: the environment of the ranks is that of this process, the arguments are
+    # pickled for each rank, and the results are dropped.
+    _like_process = False
+
+    @classmethod
+    def _prelude(cls) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+        """What a rank that is no copy of this process calls before its arguments are there."""
+        return None
+
+    def __init__(self, ranks: _core.Processes | None, nprocs: int, first_rank: int, daemon: bool) -> None:
+        self._ranks = ranks
         self._nprocs, self._first_rank, self.daemon = nprocs, first_rank, daemon
         self._owner = os.getpid()
-        self._state = _RUNNING
+        self._state = _SUCCEEDED if ranks is None else _RUNNING
         self._sentence = ""
         self._failures: tuple[RankFailure, ...] = ()
         self._packed: list[tuple[bool, bytes]] = []  # by local rank: whether regions travel along, and the result
         self._values: dict[int, Any] = {}
-        self.processes = [RankProcess(self, number, pid) for number, pid in enumerate(ranks.pids())]
+        self.processes = [RankProcess(self, number, pid) for number, pid in enumerate(ranks.pids() if ranks else ())]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         """True when all ranks have ended well, False when ranks are left after `timeout` seconds (0: only looks).
@@ -135,7 +210,10 @@ class ProcessContext:
             return False
         if self._state == _SUCCEEDED or quiet:
             return True
-        raise exception_of(self._failures, self._sentence, self._first_rank)
+        raise self._exception(self._failures, self._sentence)
+
+    def _exception(self, failures: tuple[RankFailure, ...], sentence: str) -> ProcessException:
+        return exception_of(failures, sentence, self._first_rank)
 
     def _settle(self, wait: int, voluntary: int) -> bool:
         """In a frame of its own: a traceback would keep the handle, and with it descriptors."""
@@ -151,6 +229,8 @@ class ProcessContext:
         if state == _SUCCEEDED:
             self._packed = [pickle.loads(ranks.result(number)) for number in range(self._nprocs)]
         self._state = state
+        for process in self.processes:
+            process._close()
         if not any(lent for lent, _ in self._packed):
             self._ranks = None  # and so its descriptors go; what was lent goes with it
         _contexts.discard(self)
@@ -218,11 +298,15 @@ class ProcessContext:
                 travel.use_session(before)
 
 
-def _start(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, daemon: bool, start_method: str,
-           voluntary: float, grace: float, start_timeout: float, env: Mapping[str, str] | None,
-           directory: str | os.PathLike[str] | None, output: str, output_path: str | os.PathLike[str] | None,
-           group: str | None, no_group: bool, limit_bytes: int, socket: str | None, master_addr: str | None,
-           master_port: int, nnodes: int, node_rank: int) -> ProcessContext:
+_Context = TypeVar("_Context", bound=ProcessContext)
+
+
+def _start(kind: type[_Context], fn: Callable[..., Any], args: Iterable[Any], nprocs: int, daemon: bool,
+           start_method: str, *, voluntary: float = 0.0, grace: float = 30.0, start_timeout: float = 60.0,
+           env: Mapping[str, str] | None = None, directory: str | os.PathLike[str] | None = None,
+           output: str = "inherit", output_path: str | os.PathLike[str] | None = None, group: str | None = None,
+           no_group: bool = False, limit_bytes: int = 0, socket: str | None = None, master_addr: str | None = None,
+           master_port: int = 0, nnodes: int = 1, node_rank: int = 0) -> _Context:
     from . import rank_main
     if rank_main.starting:
         raise RuntimeError(
@@ -230,15 +314,17 @@ def _start(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, daemon: b
             "put the call under `if __name__ == '__main__':`")
     if not callable(fn):
         raise TypeError(f"spawn calls a function; {fn!r} is none")
+    args = tuple(args)
     method, way = _choice(start_method, _METHODS, "start_method"), _choice(output, _OUTPUTS, "output")
     _drop_ended()
     if start_method == "fork":
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        departure, command, program, entry = None, None, None, rank_main.fork_entry(fn, args)
+        departure, command, program = None, None, None
+        entry = rank_main.fork_entry(fn, args, env, kind._like_process)
     else:
-        departure = rank_main.depart(fn, args, nprocs, start_method)
+        departure = rank_main.depart(fn, args, nprocs, start_method, env, kind._like_process, kind._prelude())
         command, program, entry = departure.command, departure.command[0], None
     name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
     try:
@@ -251,7 +337,7 @@ def _start(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, daemon: b
     finally:
         if departure is not None:
             departure.close()
-    context = ProcessContext(ranks, nprocs, node_rank * nprocs, daemon)
+    context = kind(ranks, nprocs, node_rank * nprocs, daemon)
     if not _contexts:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from . import _core, travel
 from .errors import Invalid
@@ -24,32 +24,32 @@ class _Departure(travel.Departure):
 
 # ------------------------------------------------------------------------------------------------- in the parent
 
-def depart(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, method: str) -> _Departure:
+def depart(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, method: str, env: Mapping[str, str] | None,
+           like_process: bool, prelude: Any) -> _Departure:
     """Pickles what the ranks need. `command` runs them while the departure is open."""
     import pickle
     import subprocess
     from multiprocessing import spawn
 
     departure = _Departure(method)
-
-    def lend(region: Any) -> Any:
-        return region.lend(write=not region.readonly, share=True, uses=nprocs)
-
-    modules: set[str] = set()
+    lend, modules = _lend_once(nprocs), set[str]()
     try:
         with departure:
-            try:
-                call = travel.pack(fn, lend, modules)
-            except Exception as error:
-                raise travel.refuse(f"the function {getattr(fn, '__qualname__', fn)!r}", error,
-                                    "Define it at the top level of a module, or use start_method='fork'") from error
-            try:
-                call_args = travel.pack(args, lend, modules)
-            except Exception as error:
-                raise travel.refuse("an argument of the ranks", error,
-                                    "Pass what can be pickled, or use start_method='fork'") from error
+            # A reducer may count on one receiver for each pickle, as those of torch do. What is equal is kept once.
+            calls: list[tuple[bytes, bytes]] = []
+            whose: list[int] = []
+            for _ in range(nprocs if like_process else 1):
+                departure.begin()
+                call = _pack_call(fn, args, lend, modules)
+                if call not in calls:
+                    calls.append(call)
+                whose.append(calls.index(call))
+            departure.begin(anew=True)
             preparation = travel.pack(spawn.get_preparation_data("rank"), lend)
-        data = pickle.dumps((preparation, sorted(modules - {"__main__", "__mp_main__"}), call, call_args), 5)
+        imported = sorted(modules - {"__main__", "__mp_main__"})
+        environment = _environment(env) if like_process else None
+        data = pickle.dumps((_identity(), environment, preparation, imported, pickle.dumps(prelude), calls, whose,
+                             like_process), 5)
         file = os.memfd_create("shmb-rank", os.MFD_CLOEXEC)
         try:
             descriptor = departure.duplicate_for_child(file)
@@ -67,14 +67,57 @@ def depart(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, method: s
     return departure
 
 
-def fork_entry(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], int]:
+def _lend_once(nprocs: int) -> travel.Lend:
+    """One ticket for each region, that all ranks use."""
+    tickets: dict[int, Any] = {}
+
+    def lend(region: Any) -> Any:
+        if id(region) not in tickets:
+            tickets[id(region)] = region.lend(write=not region.readonly, share=True, uses=nprocs)
+        return tickets[id(region)]
+    return lend
+
+
+def _pack_call(fn: Callable[..., Any], args: tuple[Any, ...], lend: travel.Lend,
+               modules: set[str]) -> tuple[bytes, bytes]:
+    try:
+        call = travel.pack(fn, lend, modules)
+    except Exception as error:
+        raise travel.refuse(f"the function {getattr(fn, '__qualname__', fn)!r}", error,
+                            "Define it at the top level of a module, or use start_method='fork'") from error
+    try:
+        return call, travel.pack(args, lend, modules)
+    except Exception as error:
+        raise travel.refuse("an argument of the ranks", error,
+                            "Pass what can be pickled, or use start_method='fork'") from error
+
+
+def _environment(env: Mapping[str, str] | None) -> dict[bytes, bytes]:
+    return {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in (env or {}).items()}}
+
+
+def fork_entry(fn: Callable[..., Any], args: tuple[Any, ...], env: Mapping[str, str] | None,
+               like_process: bool) -> Callable[[], int]:
     """What a copy of this process does as a rank. It returns the exit status."""
+    environment = _environment(env) if like_process else None
+    parent = _identity()
+
     def entry() -> int:
         _become_rank()
         told = _core.rank_enter(None)
-        _read_environment()
-        return _end_copy(lambda: _run(lambda: fn(told[0], *args)))
+        _read_environment(environment)
+        _introduce(told[1], *parent)
+        return _end_copy(lambda: _run(lambda: _dropped(fn(told[0], *args), like_process)))
     return entry
+
+
+def _identity() -> tuple[int, str]:
+    from multiprocessing import process
+    return os.getpid(), process.current_process().name
+
+
+def _dropped(value: Any, drop: bool) -> Any:
+    return None if drop else value
 
 
 # ------------------------------------------------------------------------------------------------------ in a rank
@@ -86,6 +129,7 @@ class _Preparation:
         self._descriptor = descriptor
         self.copied = False
         self.error: BaseException | None = None
+        self.environment: dict[bytes, bytes] | None = None
 
     def preload(self) -> None:
         """In the fork server."""
@@ -98,6 +142,8 @@ class _Preparation:
                 importlib.import_module(name)
             except Exception:
                 pass  # the rank that needs it fails with the reason
+        if self.error is None:
+            self.seeds.loaded()
         threads = sys.modules["threading"].enumerate()[1:] if "threading" in sys.modules else []
         if threads and self.error is None:
             self.error = RuntimeError(
@@ -116,7 +162,12 @@ class _Preparation:
         current._inheriting = True  # type: ignore[attr-defined]
         try:
             size = os.fstat(self._descriptor).st_size
-            preparation, self.modules, self.call, self.args = pickle.loads(os.pread(self._descriptor, size, 0))
+            (self.parent, self.environment, preparation, self.modules, self.prelude, self.calls,
+             self.whose, self.drop) = pickle.loads(os.pread(self._descriptor, size, 0))
+            _read_environment(self.environment)
+            if self.copied:
+                from .rank_seeds import Seeds
+                self.seeds = Seeds()
             spawn.prepare(pickle.loads(preparation))  # type: ignore[attr-defined]
         except BaseException as error:
             self.modules = []
@@ -126,14 +177,18 @@ class _Preparation:
             starting = False
             del current._inheriting  # type: ignore[attr-defined]
 
-    def unpack(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def unpack(self, local_rank: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         from multiprocessing import process
         if self.error is not None:
             raise self.error
         current = process.current_process()
         current._inheriting = True  # type: ignore[attr-defined]
         try:
-            return travel.unpack(self.call), travel.unpack(self.args)
+            prelude = travel.unpack(self.prelude)
+            if prelude is not None:
+                prelude[0](*prelude[1])
+            call, args = self.calls[self.whose[local_rank % len(self.whose)]]
+            return travel.unpack(call), travel.unpack(args)
         except Exception as error:
             raise Invalid(f"the rank cannot load its function or arguments: {travel.describe(error)}. They must be "
                           "importable in the rank: not defined under `if __name__ == '__main__':`, nor in an interactive "
@@ -147,17 +202,27 @@ def main(descriptor: int) -> None:
     told = _core.rank_enter(preparation.preload)
     if told is None:
         sys.exit("shmbroker.rank_main is started by shmbroker.spawn, and by nothing else")
-    _read_environment()
     if preparation.copied:
+        _read_environment(preparation.environment)
         _become_rank()
-        os._exit(_end_copy(lambda: _run(lambda: _call(preparation, told[0]))))
+        if preparation.error is None:
+            preparation.seeds.copied()
+            _introduce(told[1], *preparation.parent)
+        os._exit(_end_copy(lambda: _run(lambda: _call(preparation, told[0], told[1]))))
+    _read_environment(None)
     preparation.load()
-    sys.exit(_run(lambda: _call(preparation, told[0])))
+    if preparation.error is None:
+        _introduce(told[1], *preparation.parent)
+    sys.exit(_run(lambda: _call(preparation, told[0], told[1])))
 
 
-def _read_environment() -> None:
-    """The library has set RANK and its like, and has taken away what programs that this one starts must not see."""
+def _read_environment(parents: Mapping[bytes, bytes] | None) -> None:
+    """The library has set RANK and its like, and has taken away what programs that this one starts must not see.
+    `parents`: the variables of the parent are those of the rank, but for the library's own."""
     there = dict(one.split(b"=", 1) for one in _core.environment() if b"=" in one)
+    if parents is not None:
+        own = {name: value for name, value in there.items() if name.startswith(b"SHMBROKER_")}
+        there = {**{name: value for name, value in parents.items() if not name.startswith(b"SHMBROKER_RANK")}, **own}
     for name in os.environb.keys() - there.keys():
         del os.environb[name]
     for name, value in there.items():
@@ -165,9 +230,9 @@ def _read_environment() -> None:
             os.environb[name] = value
 
 
-def _call(preparation: _Preparation, rank: int) -> Any:
-    fn, args = preparation.unpack()
-    return fn(rank, *args)
+def _call(preparation: _Preparation, rank: int, local_rank: int) -> Any:
+    fn, args = preparation.unpack(local_rank)
+    return _dropped(fn(rank, *args), preparation.drop)
 
 
 def _run(call: Callable[[], Any]) -> int:
@@ -200,6 +265,9 @@ def _finish(value: Any) -> None:
 
 
 def _report(error: BaseException) -> None:
+    from . import rank_echo
+    if rank_echo.may_echo(error):
+        rank_echo.await_cause(_core.rank_enter(None)[3])  # type: ignore[index]
     _core.rank_throwing(_encode(_name(type(error))))
     import traceback
     causes, seen, one = [], {id(error)}, _origin(error)
@@ -238,6 +306,18 @@ def _name(kind: type) -> str:
 
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace").replace(b"\0", b"\\x00")
+
+
+def _introduce(local_rank: int, parent_pid: int, parent_name: str) -> None:
+    """To multiprocessing a rank is a child like those that it starts itself."""
+    from multiprocessing import process
+    current: Any = process.current_process()
+    current._identity, current._name = (local_rank + 1,), f"rank-{local_rank + 1}"
+    try:
+        sentinel = os.pidfd_open(parent_pid)
+    except OSError:
+        return  # the parent has gone, and this rank is about to be ended
+    process._parent_process = process._ParentProcess(parent_name, parent_pid, sentinel)  # type: ignore[attr-defined]
 
 
 # ------------------------------------------------------------------------------- in a copy of another interpreter

@@ -3,9 +3,11 @@
 a new process, so that its locks, queues and connections travel. A Region travels as a ticket."""
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pickle
+import stat
 from multiprocessing import context, popen_spawn_posix
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Callable
@@ -25,12 +27,28 @@ class Departure:
     def __init__(self, method: str) -> None:
         self.method = method
         self._descriptors: list[int] = []
+        self._course: list[int] = []  # those that a pickle asked for, in its order
+        self._place = 0
+
+    def begin(self, anew: bool = False) -> None:
+        """The same call is pickled again, for another rank. It gets the same copies: each rank inherits all of them, so
+        100 tensors for 8 ranks would take 800. anew: what comes is another object."""
+        self._place = 0
+        if anew:
+            self._course = []
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        copy = os.dup(descriptor)
-        self._descriptors.append(copy)
-        os.set_inheritable(copy, True)
-        return copy
+        if self._place == len(self._course):
+            self._course.append(-1)
+        elif not _same_file(self._course[self._place], descriptor):
+            self._course[self._place] = -1
+        if self._course[self._place] < 0:
+            copy = os.dup(descriptor)
+            self._descriptors.append(copy)
+            os.set_inheritable(copy, True)
+            self._course[self._place] = copy
+        self._place += 1
+        return self._course[self._place - 1]
 
     def __enter__(self) -> Departure:
         context.set_spawning_popen(self)
@@ -42,6 +60,13 @@ class Departure:
     def close(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+
+def _same_file(one: int, other: int) -> bool:
+    first, second = os.fstat(one), os.fstat(other)
+    return (stat.S_IFMT(first.st_mode) != 0  # an eventfd and its like have no type, and share one inode
+            and (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+            and fcntl.fcntl(one, fcntl.F_GETFL) == fcntl.fcntl(other, fcntl.F_GETFL))
 
 
 class _Pickler(ForkingPickler):

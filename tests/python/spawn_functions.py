@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions for the ranks of test_spawn_*.py, in a module that ranks can import."""
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -46,6 +47,23 @@ def raise_after(rank, delays):
     ranks.barrier()
     time.sleep(delays[rank])
     raise ValueError(f"legitimate exception from process {rank}")
+
+
+def raise_behind(rank, path):
+    """Rank 1 raises, and rank 0 does 5 ms after the end of that process."""
+    if rank == 1:
+        with open(path + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.replace(path + ".new", path)
+        raise ValueError("the first")
+    while not os.path.exists(path):
+        time.sleep(0.001)
+    with open(path) as file:
+        before = file.read()
+    while os.path.exists(f"/proc/{before}/fd/0"):  # not of a zombie
+        time.sleep(0.001)
+    time.sleep(0.005)
+    raise ValueError("the second")
 
 
 def raise_late(rank):
@@ -276,3 +294,10 @@ def print_lines(rank):
 
 def loaded_modules(rank):
     return sorted(sys.modules)
+
+
+def describe(rank, queue):
+    parent = multiprocessing.parent_process()
+    here = multiprocessing.current_process()
+    queue.put((rank, {name: value for name, value in os.environ.items() if not name.startswith("SHMBROKER_")},
+               parent.pid, parent.is_alive(), here.name, here._identity))
