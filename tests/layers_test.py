@@ -23,7 +23,8 @@ BELOW = {
 # Public headers find each other in one installed folder, so they include without a folder name, and only each other.
 PUBLIC = {
     "client/face/heap.hpp", "client/face/heap_lock.hpp", "client/face/shmbroker.h", "client/face/shmbroker.hpp",
-    "client/face/shmbroker_pool.h", "client/face/shmbroker_pool.hpp", "client/face/shmbroker_result.hpp",
+    "client/face/shmbroker_message.hpp", "client/face/shmbroker_pool.h", "client/face/shmbroker_pool.hpp",
+    "client/face/shmbroker_result.hpp", "client/face/shmbroker_types.hpp",
     "cuda/cuda.hpp", "cuda/shmbroker_cuda.h", "proto/shmb_enums.h", "proto/shmb_status.h", "proto/shmb_wire.h",
     "spawn/face/packed.hpp", "spawn/face/remote.hpp", "spawn/face/remote_values.hpp", "spawn/face/shmbroker_cause.h",
     "spawn/face/shmbroker_remote.h", "spawn/face/shmbroker_spawn.h", "spawn/face/spawn.hpp",

@@ -61,7 +61,7 @@ def compiles(root, text, programs):
     with tempfile.TemporaryDirectory(prefix="shmb-example-") as folder:
         # The installed layout: shmbroker/shmbroker.h.
         (Path(folder) / "shmbroker").mkdir()
-        for header in ("client/face/shmbroker.h", "client/face/shmbroker_pool.h", "client/face/shmbroker.hpp", "client/face/shmbroker_result.hpp", "client/face/heap.hpp", "client/face/heap_lock.hpp",
+        for header in ("client/face/shmbroker.h", "client/face/shmbroker_pool.h", "client/face/shmbroker.hpp", "client/face/shmbroker_result.hpp", "client/face/shmbroker_types.hpp", "client/face/shmbroker_message.hpp", "client/face/heap.hpp", "client/face/heap_lock.hpp",
                        "spawn/face/packed.hpp", "spawn/face/spawn_msgpack.hpp",
                        "spawn/face/shmbroker_spawn.h", "spawn/face/spawn.hpp", "spawn/face/spawn_values.hpp", "spawn/face/throw_point.hpp", "spawn/face/thrown.hpp", "spawn/face/torch_words.hpp",
                        "spawn/face/shmbroker_cause.h", "spawn/face/shmbroker_remote.h",
