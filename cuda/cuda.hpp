@@ -59,12 +59,13 @@ inline constexpr int any_device = SHMB_GPU_ANY_DEVICE;  // any that is free
 using Pointer = shmb_gpu_pointer;
 using Stream = shmb_gpu_stream;
 
-// The UUID of a GPU or of a MIG instance.
+/// The UUID of a GPU or of a MIG instance.
 struct Uuid {
   std::array<std::uint8_t, 16> bytes{};
   friend auto operator<=>(const Uuid&, const Uuid&) = default;
 };
 
+/// The access of this process, the origin of the memory, and its state. See shmbroker_cuda.h.
 enum class Access : std::uint32_t { read_only = SHMB_ACCESS_READ, read_write = SHMB_ACCESS_READ_WRITE };
 enum class Kind : std::uint32_t { vmm = SHMB_GPU_VMM, adopted = SHMB_GPU_ADOPTED, lent = SHMB_GPU_LENT };
 enum class State : std::uint32_t {
@@ -79,7 +80,8 @@ enum class State : std::uint32_t {
   producer_dead = SHMB_GPU_PRODUCER_DEAD,
 };
 
-// Lists the devices that this process may use.
+/// Lists the devices that this process may use. Statuses: no_driver, stub_driver, driver_too_old, no_device,
+/// forked_child. The functions below that use a device have these too. Throws std::bad_alloc.
 inline Result<std::vector<shmb_gpu_device> > try_devices() {
   std::vector<shmb_gpu_device> devices(8);
   for (;;) {
@@ -91,6 +93,7 @@ inline Result<std::vector<shmb_gpu_device> > try_devices() {
     if (all) return {std::move(devices)};
   }
 }
+/// The driver's version: 13000 for 13.0. Statuses: those of try_devices().
 inline Result<int> try_driver_version() noexcept {
   std::int32_t version = 0;
   shmb_error error;
@@ -98,7 +101,7 @@ inline Result<int> try_driver_version() noexcept {
   return int{version};
 }
 
-// DLDataType.
+/// The type of a tensor's elements, a DLDataType.
 struct Type {
   std::uint8_t code = 2;  // DLDataTypeCode: 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool
   std::uint8_t bits = 32;
@@ -106,13 +109,14 @@ struct Type {
   friend bool operator==(const Type&, const Type&) = default;
 };
 
-// One tensor in a region's manifest.
+/// One tensor in a region's manifest. A plain value.
 struct Tensor {
   std::string name;
   Type type;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;  // in elements; empty: rows follow each other
   std::uint64_t offset = 0;           // in bytes
+  /// From the C form. Throws std::bad_alloc.
   static Tensor from_c(const shmb_gpu_tensor& c) {
     Tensor tensor;
     tensor.name = c.name;
@@ -122,7 +126,7 @@ struct Tensor {
     tensor.offset = c.offset;
     return tensor;
   }
-  // The result points into this object.
+  /// The result points into this object. It is valid as long as this object.
   shmb_gpu_tensor to_c() const noexcept {
     shmb_gpu_tensor c{};
     c.name = name.c_str();
@@ -137,12 +141,16 @@ struct Tensor {
   }
 };
 
-// The condition that a publication waits for before others may read.
+/// The condition that a publication waits for before others may read. A plain value: the stream must exist until the
+/// call returns.
 class Sync {
  public:
+  /// Everything that is enqueued on the device; one stream; or nothing, because the contents are there or a timeline
+  /// tells.
   Sync() noexcept = default;  // everything that is enqueued on the device
   static Sync stream(Stream stream) noexcept { return Sync(SHMB_GPU_SYNC_STREAM, stream); }
   static Sync none() noexcept { return Sync(SHMB_GPU_SYNC_NONE, nullptr); }
+  /// As the C functions take them.
   std::uint32_t kind() const noexcept { return kind_; }
   Stream handle() const noexcept { return stream_; }
 
@@ -152,6 +160,7 @@ class Sync {
   Stream stream_ = nullptr;
 };
 
+/// How memory is allocated.
 struct AllocateOptions {
   std::optional<Uuid> uuid{};  // none: chosen by ordinal
   int device = any_device;
@@ -162,6 +171,7 @@ struct AllocateOptions {
   Timeout timeout{};  // for zeroing; default: 60 s
 };
 
+/// How memory is published. `timeout` is for the device and for the broker.
 struct PublishOptions {
   Text name{};  // empty: unnamed
   GroupId group{};
@@ -174,6 +184,7 @@ struct PublishOptions {
   Timeout timeout{};
 };
 
+/// How a region is imported. `devices`: ordinals that shall reach it. `at`: the address that it shall have; 0: any.
 struct ImportOptions {
   Access access = Access::read_only;
   std::vector<std::int32_t> devices{};  // empty: that of the current context, else the region's own
@@ -183,13 +194,17 @@ struct ImportOptions {
   bool share = false;  // so that tickets can be made from the import
 };
 
-// GPU memory with its mapping in this process. Ownership: the handle owns one reference and moves only. Threads: any.
-// Lifetime: addresses are valid until the handle ends or sleeps; the destructor ends it as release() does, without an
-// error.
+/// GPU memory with its mapping in this process. Ownership: the handle owns one reference and moves only. Threads: any.
+/// Lifetime: addresses are valid until the handle ends or sleeps; the destructor ends it as release() does, without an
+/// error.
 class Region {
  public:
+  /// Takes over a C handle.
   explicit Region(shmb_gpu_region* adopted) noexcept : handle_(adopted) {}
 
+  /// Memory on a device, mapped there for reading and writing. No other process knows of it until publish(). It ends
+  /// with the handle or the process. Statuses: deadline, device_not_found, not_supported, out_of_memory, invalid,
+  /// context_poisoned, device_lost, mps, and those of try_devices().
   static Result<Region> try_allocate(const Session& session, std::uint64_t length,
                                      const AllocateOptions& options = {}) noexcept {
     shmb_gpu_allocate_options c{};
@@ -205,20 +220,25 @@ class Region {
       return shmb_gpu_allocate(session.c(), length, &c, raw, error);
     });
   }
-  // Adopts memory that another allocator made with cuMemCreate.
+  /// Adopts memory that another allocator made with cuMemCreate. The allocator keeps its mapping. The memory stays
+  /// while the region does. Statuses: not_exportable (made by cudaMalloc: lend it), invalid.
   static Result<Region> try_adopt(const Session& session, Pointer pointer, std::uint64_t length) noexcept {
     return made([&](shmb_gpu_region** raw, shmb_error* error) {
       return shmb_gpu_adopt(session.c(), pointer, length, raw, error);
     });
   }
-  // The region that shmb_torch_alloc made around a pointer.
+  /// The region that shmb_torch_alloc made around a pointer. `offset` gets the place of the pointer in it, in bytes.
+  /// Status: not_found (another allocator made it).
   static Result<Region> try_of_torch(const Session& session, const void* pointer,
                                      std::uint64_t* offset = nullptr) noexcept {
     return made([&](shmb_gpu_region** raw, shmb_error* error) {
       return shmb_torch_region(session.c(), pointer, raw, offset, error);
     });
   }
-  // Imports by address, by identity, or by ticket.
+  /// Imports by address, by identity, or by ticket. Statuses: not_found, denied, generation_mismatch, stale, deadline,
+  /// not_ready, write_closed, region_poisoned (for writing, after a writer died), region_invalid, detached,
+  /// producer_dead, other_kind, device_not_visible, different_mig_instance, bad_fd, too_small, out_of_memory,
+  /// not_permitted, context_poisoned, device_lost, mps, and those of try_devices().
   static Result<Region> try_import(const Session& session, std::string_view address,
                                    const ImportOptions& options = {}) noexcept {
     const shmb_gpu_import_options c = to_c(options);
@@ -241,8 +261,8 @@ class Region {
       return shmb_gpu_import_ticket(session.c(), ticket.data(), &c, raw, error);
     });
   }
-  // Imports many, in one request for each 126 or fewer. Elements fail one by one; the first failure has its full
-  // sentence.
+  /// Imports many, in one request for each 126 or fewer. Elements fail one by one; the first failure has its full
+  /// sentence. It does not wait for names. Statuses: those of try_import(). Throws std::bad_alloc.
   static Result<std::vector<Result<Region> > > try_import_many(const Session& session, std::span<const RegionId> ids,
                                                                const ImportOptions& options = {}) {
     const shmb_gpu_import_options c = to_c(options);
@@ -266,7 +286,11 @@ class Region {
     return {std::move(results)};
   }
 
-  // Publishes the memory through the broker. Returns its identity.
+  /// Gives the memory to the broker, so that others may import it. It waits for options.sync first. Then it lives while
+  /// a handle of any process, a ticket or its name does. Returns its identity. Statuses: exists, limit, invalid (a
+  /// tensor that does not fit), not_exportable, device_not_pinned, bad_fd, unsupported, local_only, busy, and deadline.
+  /// After deadline for the device the region is as before; after deadline for the broker the broker may have it.
+  /// Throws std::bad_alloc.
   Result<RegionId> try_publish(const PublishOptions& options = {}) {
     std::vector<shmb_gpu_tensor> tensors;
     for (const Tensor& tensor : options.tensors) tensors.push_back(tensor.to_c());
@@ -291,8 +315,10 @@ class Region {
     return id();
   }
 
+  /// Where the first byte is in this process; 0: it sleeps.
   Pointer pointer() const noexcept { return shmb_gpu_region_pointer(handle_.get()); }
-  // An address for kernels. The host cannot read through it.
+  /// An address for kernels. The host cannot read through it. The rest are facts without a request: the length asked
+  /// for in bytes, the identity (all 0: not published), all facts of the handle, and the device.
   void* data() const noexcept { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(pointer())); }
   std::size_t size() const noexcept { return static_cast<std::size_t>(shmb_gpu_region_length(handle_.get())); }
   RegionId id() const noexcept { return RegionId::from_c(shmb_gpu_region_get_id(handle_.get())); }
@@ -308,11 +334,15 @@ class Region {
     std::memcpy(uuid.bytes.data(), known.uuid, uuid.bytes.size());
     return uuid;
   }
+  /// Of this mapping; the state as of the last notice, which dispatch() reads; and the C handle, which this object
+  /// keeps.
   Access access() const noexcept { return static_cast<Access>(info().access); }
   State state() const noexcept { return static_cast<State>(info().state); }  // as of the last notice
   shmb_gpu_region* c() const noexcept { return handle_.get(); }
 
+  /// How many tensors its publisher listed.
   std::size_t tensor_count() const noexcept { return info().tensor_count; }
+  /// One of them, by number from 0 or by name. Status: not_found. Throws std::bad_alloc.
   Result<Tensor> try_tensor(std::size_t number) const {
     shmb_gpu_tensor c{};
     shmb_error error;
@@ -326,7 +356,9 @@ class Region {
       return Error(error);
     return Tensor::from_c(c);
   }
-  // The caller calls the tensor's deleter, or passes it to a library that does.
+  /// A DLPack tensor over memory of the region, which stays mapped until its deleter is called. The caller calls the
+  /// deleter, or passes the tensor to a library that does. Status: invalid (it is not in the region, or the region
+  /// sleeps).
   Result<DLManagedTensorVersioned*> try_dlpack(const Tensor& tensor) const noexcept {
     DLManagedTensorVersioned* managed = nullptr;
     const shmb_gpu_tensor c = tensor.to_c();
@@ -335,12 +367,16 @@ class Region {
     return managed;
   }
 
-  // This handle does not write any more.
+  /// This handle does not write any more: a death does not poison the region. It waits for `sync` first. Statuses:
+  /// denied (no writer), invalid (not published, or asleep), deadline and busy; then it is a writer still.
   Result<void> try_written(Sync sync = {}, Timeout timeout = {}) noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(
         shmb_gpu_written(handle_.get(), sync.kind(), sync.handle(), timeout.nanoseconds(), &error), error);
   }
+  /// Takes the mapping away and keeps its addresses, so that other memory can use the device; and maps it again there.
+  /// Sleeping waits for the device. Statuses: invalid, busy (a DLPack tensor of it lives), deadline (the region is
+  /// awake), and for wake those of try_import().
   Result<void> try_sleep(Timeout timeout = {}) noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(shmb_gpu_sleep(handle_.get(), timeout.nanoseconds(), &error), error);
@@ -349,6 +385,8 @@ class Region {
     shmb_error error;
     return shmbroker::detail::outcome(shmb_gpu_wake(handle_.get(), timeout.nanoseconds(), &error), error);
   }
+  /// A ticket for sessions of any group and user. `lifetime`: 10 minutes by default. Statuses: invalid (not published,
+  /// or lent memory), denied, limit.
   Result<Ticket> try_ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
                             Timeout timeout = {}) const noexcept {
     std::uint8_t bytes[16];
@@ -358,15 +396,17 @@ class Region {
       return Error(error);
     return Ticket(Token(bytes));
   }
-  // Returns a descriptor that the caller owns and closes.
+  /// A dma-buf of a part, for network cards. Offset and length are multiples of 4096. The caller owns and closes the
+  /// descriptor. Statuses: not_supported, invalid.
   Result<int> try_dma_buf(std::uint64_t offset, std::uint64_t length) const noexcept {
     int fd = -1;
     shmb_error error;
     if (shmb_gpu_dma_buf(handle_.get(), offset, length, &fd, &error) != SHMB_OK) return Error(error);
     return fd;
   }
-  // Ends the handle now, and the region as soon as the device is done with it. The destructor does the same without an
-  // error.
+  /// Ends the handle now, whatever the result, and the region as soon as the device is done with it. The destructor
+  /// does the same without an error. Statuses: deadline or busy, and then dispatch() ends the region later; with
+  /// `unname` those of RegionBase::try_release().
   Result<void> try_release(bool unname = false, Timeout timeout = {}) noexcept {
     shmb_error error;
     const std::uint32_t flags = unname ? unsigned{SHMB_RELEASE_UNNAME} : 0U;
@@ -374,6 +414,8 @@ class Region {
   }
 
 #if SHMBROKER_EXCEPTIONS
+  /// Each does what its try_ form does, and throws Error with the status that the form returns. `where` is an address,
+  /// a RegionId or a Ticket.
   static Region allocate(const Session& session, std::uint64_t length, const AllocateOptions& options = {}) {
     return try_allocate(session, length, options).value();
   }
@@ -429,6 +471,7 @@ class Region {
   shmbroker::detail::Handle<shmb_gpu_region> handle_;
 };
 
+/// How memory is lent. See PublishOptions.
 struct LendOptions {
   Text name{};
   GroupId group{};
@@ -439,12 +482,17 @@ struct LendOptions {
   Timeout timeout{};
 };
 
-// Memory of cudaMalloc that is lent to others. Ownership: the handle moves only; its destruction retires the memory.
-// `free` is called once after the last user has gone, in dispatch() or at the end of another call that may wait for the
-// device. If it throws, the other memory is freed all the same. The memory cannot outlive this process.
+/// Memory of cudaMalloc that is lent to others. Ownership: the caller's memory stays the caller's; the end of the
+/// handle retires it. Lifetime: the memory must exist until `free` is called, and ends with this process. Threads: any,
+/// but not while it ends. `free` is called once after the last user has gone, in dispatch() or at the end of another
+/// call that may wait for the device. If it throws, the other memory is freed all the same.
 class Lease {
  public:
+  /// Takes over a C handle.
   explicit Lease(shmb_gpu_lease* adopted) noexcept : handle_(adopted) {}
+  /// Lends `length` bytes; others may import them. Statuses: not_exportable (of a memory pool, managed, or made by
+  /// cuMemCreate: adopt the last), invalid (no device memory, or too long), exists, limit, and those of try_devices().
+  /// Throws std::bad_alloc.
   static Result<Lease> try_lend(const Session& session, Pointer pointer, std::uint64_t length,
                                 std::function<void(Pointer)> free, const LendOptions& options = {}) {
     std::vector<shmb_gpu_tensor> tensors;
@@ -476,12 +524,15 @@ class Lease {
     (void)kept.release();
     return Lease(raw);
   }
+  /// The identity, by which others import it.
   RegionId id() const noexcept { return RegionId::from_c(shmb_gpu_lease_get_id(handle_.get())); }
+  /// No other process gets it any more, and the handle ends, whatever the result. Statuses: the common ones.
   Result<void> try_retire() noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(shmb_gpu_retire(handle_.release(), &error), error);
   }
 #if SHMBROKER_EXCEPTIONS
+  /// Each does what its try_ form does, and throws Error with the status that the form returns.
   static Lease lend(const Session& session, Pointer pointer, std::uint64_t length, std::function<void(Pointer)> free,
                     const LendOptions& options = {}) {
     return try_lend(session, pointer, length, std::move(free), options).value();
@@ -493,9 +544,12 @@ class Lease {
   shmbroker::detail::Handle<shmb_gpu_lease> handle_;
 };
 
+/// The outcome of a dispatch.
 struct Dispatched {
   std::size_t freed = 0, waiting = 0;  // freed now; still in use by other processes or by a device
 };
+/// Reads what the broker has sent, and ends what devices and other processes have let go. Call it when the event
+/// descriptor of the session is readable. It waits for no device. Status: session_lost.
 inline Result<Dispatched> try_dispatch(const Session& session) noexcept {
   Dispatched done;
   shmb_error error;
@@ -504,11 +558,13 @@ inline Result<Dispatched> try_dispatch(const Session& session) noexcept {
 }
 
 #if SHMBROKER_EXCEPTIONS
+/// As the try_ forms. Each throws Error with the same status.
 inline std::vector<shmb_gpu_device> devices() { return try_devices().value(); }
 inline int driver_version() { return try_driver_version().value(); }
 inline Dispatched dispatch(const Session& session) { return try_dispatch(session).value(); }
 #endif
 
+/// The properties of a new timeline. `words`: how many counters it has.
 struct TimelineOptions {
   Text name{};
   GroupId group{};
@@ -517,18 +573,23 @@ struct TimelineOptions {
   std::uint32_t words = 1;
   Timeout timeout{};
 };
+/// One word of a timeline: the value reached, the highest value whose signal is enqueued, and whether its producer
+/// lives.
 struct TimelineState {
   std::uint64_t counter = 0, announced = 0;
   Status status = Status::ok;
   std::uint32_t words = 0;
 };
 
-// Counters on which streams and threads of several processes meet. Ownership: the handle moves only. Threads: any.
-// Lifetime: when the producer's handle ends, every waiter is released.
+/// Counters on which streams and threads of several processes meet. Ownership: one handle of this process. Lifetime:
+/// when the producer's handle ends, every waiter is released. Threads: any, but not while it ends.
 class Timeline {
  public:
+  /// None; or it takes over a C handle.
   Timeline() noexcept = default;
   explicit Timeline(shmb_gpu_timeline* handle) noexcept : handle_(handle) {}
+  /// Makes a timeline, whose producer is this process. It needs no GPU. Statuses: those of Session::try_create(),
+  /// local_only, unsupported.
   static Result<Timeline> try_create(const Session& session, const TimelineOptions& options = {}) noexcept {
     shmb_gpu_timeline_options c{};
     c.size = sizeof c;
@@ -544,7 +605,8 @@ class Timeline {
     if (shmb_gpu_timeline_create(session.c(), &c, &raw, &error) != SHMB_OK) return Error(error);
     return Timeline(raw);
   }
-  // wait: for a name that does not exist yet; default: no wait
+  /// Opens one by its address. `wait`: for a name that does not exist yet; default: no wait. Statuses: those of
+  /// Session::try_attach(), invalid (no timeline).
   static Result<Timeline> try_open(const Session& session, std::string_view address, Timeout wait = {}) noexcept {
     shmb_attach_options c{};
     c.size = sizeof c;
@@ -555,22 +617,30 @@ class Timeline {
       return Error(error);
     return Timeline(raw);
   }
+  /// Its identity.
   RegionId id() const noexcept { return RegionId::from_c(shmb_gpu_timeline_get_id(handle_.get())); }
+  /// Enqueues the write of `value` behind what is in the stream. Values only grow. Statuses: invalid (not greater than
+  /// the last), limit (512 streams at a time), denied (not the producer), not_supported, context_poisoned, and those of
+  /// try_devices().
   Result<void> try_signal(std::uint64_t value, Stream stream, std::uint32_t word = 0) noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(shmb_gpu_timeline_signal(handle_.get(), word, value, stream, &error), error);
   }
-  // timeout: until the producer has enqueued that signal
+  /// Makes the stream wait until the word has reached `value`. First this thread waits until the producer has enqueued
+  /// that signal, at most `timeout`. Statuses: deadline, producer_dead, device_lost, and those of try_signal().
   Result<void> try_wait(std::uint64_t value, Stream stream, std::uint32_t word = 0, Timeout timeout = {}) noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(
         shmb_gpu_timeline_wait(handle_.get(), word, value, stream, timeout.nanoseconds(), &error), error);
   }
+  /// This thread waits, without the driver. Statuses: deadline, producer_dead, device_lost, invalid.
   Result<void> try_wait_host(std::uint64_t value, std::uint32_t word = 0, Timeout timeout = {}) const noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(
         shmb_gpu_timeline_wait_host(handle_.get(), word, value, timeout.nanoseconds(), &error), error);
   }
+  /// The present state. Look after a stream has passed a wait, before its results are believed. Status: invalid (no
+  /// such word).
   Result<TimelineState> try_look(std::uint32_t word = 0) const noexcept {
     shmb_gpu_timeline_state state{};
     state.size = sizeof state;
@@ -579,6 +649,7 @@ class Timeline {
     return TimelineState{state.counter, state.announced, static_cast<Status>(state.status), state.words};
   }
 #if SHMBROKER_EXCEPTIONS
+  /// Each does what its try_ form does, and throws Error with the status that the form returns.
   static Timeline create(const Session& session, const TimelineOptions& options = {}) {
     return try_create(session, options).value();
   }
@@ -599,17 +670,23 @@ class Timeline {
   shmbroker::detail::Handle<shmb_gpu_timeline> handle_;
 };
 
+/// How an event is made or opened.
 struct EventOptions {
   int device = any_device;
   bool maker_stays = false;  // must be set: shmbroker_cuda.h says what happens otherwise
 };
 using EventHandle = std::array<std::uint8_t, SHMB_GPU_EVENT_HANDLE>;
 
-// The driver's own event between processes. It does not report deaths; a Timeline does.
+/// The driver's own event between processes. It does not report deaths; a Timeline does. Ownership: one handle of this
+/// process. Lifetime: the event ends with its maker; after that others may wait for ever. Threads: any, but not while
+/// it ends.
 class SharedEvent {
  public:
+  /// None; or it takes over a C handle.
   SharedEvent() noexcept = default;
   explicit SharedEvent(shmb_gpu_event* handle) noexcept : handle_(handle) {}
+  /// Makes an event, or opens one by the handle of its maker. Statuses: invalid (maker_stays is not set, or no such
+  /// event), not_supported, and those of try_devices().
   static Result<SharedEvent> try_create(const EventOptions& options) noexcept {
     const shmb_gpu_event_options c = to_c(options);
     shmb_gpu_event* raw = nullptr;
@@ -624,12 +701,15 @@ class SharedEvent {
     if (shmb_gpu_event_open(handle.data(), &c, &raw, &error) != SHMB_OK) return Error(error);
     return SharedEvent(raw);
   }
+  /// The bytes by which other processes open it. Status: denied (this process did not make it).
   Result<EventHandle> try_handle() const noexcept {
     EventHandle handle{};
     shmb_error error;
     if (shmb_gpu_event_get_handle(handle_.get(), handle.data(), &error) != SHMB_OK) return Error(error);
     return handle;
   }
+  /// Enqueues a record behind what is in the stream; or makes the stream wait for the last record before this call.
+  /// Statuses: not_supported, and those of try_devices().
   Result<void> try_record(Stream stream) noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(shmb_gpu_event_record(handle_.get(), stream, &error), error);
@@ -638,10 +718,12 @@ class SharedEvent {
     shmb_error error;
     return shmbroker::detail::outcome(shmb_gpu_event_wait(handle_.get(), stream, &error), error);
   }
+  /// This thread waits for the last record. Status: deadline, also if the recorder is dead.
   Result<void> try_wait_host(Timeout timeout = {}) noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(shmb_gpu_event_wait_host(handle_.get(), timeout.nanoseconds(), &error), error);
   }
+  /// Whether the last record is done. Statuses: device_lost, context_poisoned, and those of try_devices().
   Result<bool> try_done() noexcept {
     int done = 0;
     shmb_error error;
@@ -649,6 +731,7 @@ class SharedEvent {
     return done != 0;
   }
 #if SHMBROKER_EXCEPTIONS
+  /// Each does what its try_ form does, and throws Error with the status that the form returns.
   static SharedEvent create(const EventOptions& options) { return try_create(options).value(); }
   static SharedEvent open(const EventHandle& handle, const EventOptions& options) {
     return try_open(handle, options).value();
@@ -668,20 +751,27 @@ class SharedEvent {
   shmbroker::detail::Handle<shmb_gpu_event> handle_;
 };
 
-// A region of the host that devices can access. It stays mapped and leased while it is pinned, also after its region's
-// handle has ended. Ownership: moves only; the destructor unpins.
+/// A region of the host that devices can access. Ownership: the destructor unpins; several pins of one handle are one
+/// registration. Lifetime: the region stays mapped and leased while it is pinned, also after its handle has ended.
+/// Threads: any, but not while it ends.
 class PinnedHost {
  public:
+  /// None; or it takes over a C handle.
   PinnedHost() noexcept = default;
   explicit PinnedHost(shmb_gpu_pin* handle) noexcept : handle_(handle) {}
+  /// Registers a mapped region with the driver. It cannot be published meanwhile (pinned), and is never recycled.
+  /// Statuses: invalid (not mapped), not_supported, already_registered, out_of_memory, not_permitted, context_poisoned,
+  /// and those of try_devices().
   static Result<PinnedHost> try_pin(const shmbroker::RegionBase& region, Timeout timeout = {}) noexcept {
     shmb_gpu_pin* raw = nullptr;
     shmb_error error;
     if (shmb_gpu_pin_region(region.c(), timeout.nanoseconds(), &raw, &error) != SHMB_OK) return Error(error);
     return PinnedHost(raw);
   }
+  /// Where devices reach it.
   Pointer pointer() const noexcept { return shmb_gpu_pin_pointer(handle_.get()); }
 #if SHMBROKER_EXCEPTIONS
+  /// As try_pin(). Throws Error with the same status.
   static PinnedHost pin(const shmbroker::RegionBase& region, Timeout timeout = {}) {
     return try_pin(region, timeout).value();
   }

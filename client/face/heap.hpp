@@ -276,7 +276,8 @@ inline constexpr bool fits<std::allocator<T> > = false;
 template <template <class...> class C, class... A>
 inline constexpr bool fits<C<A...> > = (fits<A> && ...);
 
-// Works with any container that keeps its allocator's `pointer`, as those of Boost.Container and Boost.Unordered do.
+/// The allocator of a heap. A plain value: it refers to the heap, whose handle must outlive it. Works with any
+/// container that keeps its allocator's `pointer`, as those of Boost.Container and Boost.Unordered do.
 template <class T>
 class allocator {
   static_assert(fits<T>,
@@ -298,18 +299,23 @@ class allocator {
     using other = allocator<U>;
   };
 
+  /// For the heap with this header; from an allocator of another type for the same heap.
   explicit allocator(detail::Header& header) noexcept : header_(&header) {}
   template <class U>
   allocator(const allocator<U>& other) noexcept : header_(other.header()) {}
 
+  /// Takes memory for `count` objects, under the heap's lock. Throws Error with limit (no free block of that size),
+  /// poisoned, deadline or broken.
   pointer allocate(size_type count) {
     static_assert(alignof(T) <= 4096, "regions are aligned to pages, not more");
     if (count > max_size()) throw detail::no_room(*header_, std::numeric_limits<std::uint64_t>::max());
     return pointer(static_cast<T*>(detail::allocate(*header_, count * sizeof(T), alignof(T))));
   }
+  /// Gives it back. If the lock cannot be taken, the memory is lost, and HeapInfo::lost_bytes counts it.
   void deallocate(const pointer& block, size_type count) noexcept {
     detail::deallocate(*header_, boost::interprocess::ipcdetail::to_raw_pointer(block), count * sizeof(T));
   }
+  /// The most objects that a process can address, and the heap.
   size_type max_size() const noexcept { return static_cast<size_type>(PTRDIFF_MAX) / sizeof(T); }
   detail::Header* header() const noexcept { return header_.get(); }
   friend bool operator==(const allocator& a, const allocator& b) noexcept { return a.header() == b.header(); }
@@ -334,28 +340,33 @@ using unordered_map = boost::unordered_map<Key, T, Hash, Equal, scoped_allocator
 
 }  // namespace heap
 
+/// How a heap is made.
 struct HeapOptions {
   CreateOptions region{};  // keep, group, replace, ...; a heap always has many writers
   Timeout lock_timeout{};  // of every call and every allocation, in every process; 5 s by default
 };
 
+/// The room in a heap, in bytes.
 struct HeapInfo {
   std::uint64_t bytes;       // of the region
   std::uint64_t free_bytes;  // perhaps in pieces
   std::uint64_t lost_bytes;  // freed by destructors while the lock could not be taken
 };
 
-// The contents of a poisoned heap, read without a lock. The constructors of the objects had finished. Their last
-// change may be half-done. Nothing here writes. Ownership: it keeps the mapping. Threads: any.
+/// The contents of a poisoned heap, read without a lock. The constructors of the objects had finished. Their last
+/// change may be half-done. Nothing here writes. Ownership: it keeps the mapping. Lifetime: what it returns is valid
+/// until it ends. Threads: any.
 class Salvage {
  public:
+  /// An object by its name. Its bytes are in the mapping.
   struct Object {
     std::string name, type;  // the type's name is the compiler's
     std::span<const std::byte> bytes;
   };
 
-  // Needs only the right to read. Status: busy while the heap is not poisoned, because then only the lock protects
-  // readers from half-changed data, and taking it needs the right to write.
+  /// Needs only the right to read. Status: busy while the heap is not poisoned, because then only the lock protects
+  /// readers from half-changed data, and taking it needs the right to write. Also invalid if the region holds no heap,
+  /// and those of Session::try_attach(). Throws std::bad_alloc.
   static Result<Salvage> try_open(const Session& session, std::string_view address, const AttachOptions& options = {}) {
     auto attached = session.try_attach(address, options);
     if (!attached) return attached.error();
@@ -363,6 +374,7 @@ class Salvage {
     const auto bytes = region->bytes();
     return try_over(std::move(region), bytes);
   }
+  /// The same over mapped memory, which `owner` keeps mapped. Statuses: invalid, busy.
   static Result<Salvage> try_over(std::shared_ptr<const void> owner, std::span<const std::byte> bytes) {
     const auto* header = reinterpret_cast<const heap::detail::Header*>(bytes.data());
     if (bytes.size() < heap::detail::kHeaderBytes || header->magic.load() != heap::detail::kMagic)
@@ -373,7 +385,7 @@ class Salvage {
     return Salvage(std::move(owner), heap::detail::Catalogue(bytes.data(), bytes.size()));
   }
 
-  // Status: broken if a process has overwritten the list.
+  /// All named objects. Status: broken if a process has overwritten the list. Throws std::bad_alloc.
   Result<std::vector<Object> > try_objects() const {
     std::vector<Object> objects;
     for (std::size_t bucket = 0; bucket < heap::detail::kBuckets; ++bucket) {
@@ -387,13 +399,15 @@ class Salvage {
     }
     return {std::move(objects)};
   }
-  // For plain objects: any bytes are a value of such a type, though perhaps not one that was ever stored.
+  /// For plain objects: any bytes are a value of such a type, though perhaps not one that was ever stored. Statuses:
+  /// not_found, invalid (it is of another type), broken.
   template <class T>
   Result<const T*> try_find(std::string_view name) const {
     static_assert(std::is_trivially_copyable_v<T>, "see try_elements, try_text and try_find_unchecked");
     return try_find_unchecked<T>(name);
   }
-  // The elements of a heap::vector. Their place is checked, their contents are not.
+  /// The elements of a heap::vector. Their place is checked, their contents are not. Statuses: those of try_find(), and
+  /// broken for a vector in the midst of a change.
   template <class T>
   Result<std::span<const T> > try_elements(std::string_view name) const {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -407,6 +421,7 @@ class Salvage {
       return heap::detail::failure(Status::broken, "the vector was killed in the midst of a change");
     return std::span<const T>(first, count);
   }
+  /// The characters of a heap::string. Their place is checked. Statuses: those of try_elements().
   Result<std::string_view> try_text(std::string_view name) const {
     auto found = try_find_unchecked<heap::string>(name);
     if (!found) return found.error();
@@ -415,8 +430,9 @@ class Salvage {
       return heap::detail::failure(Status::broken, "the string was killed in the midst of a change");
     return text;
   }
-  // Any object. DANGER: a map or a vector of strings may be half-changed. Following its pointers, and so every loop
-  // over it, may crash or never end. Check each pointer with `contains`, or do it in a process that may die.
+  /// Any object. DANGER: a map or a vector of strings may be half-changed. Following its pointers, and so every loop
+  /// over it, may crash or never end. Check each pointer with `contains`, or do it in a process that may die. Statuses:
+  /// those of try_find().
   template <class T>
   Result<const T*> try_find_unchecked(std::string_view name) const {
     return heap::detail::mapped<const T*>([&]() -> Result<const T*> {
@@ -425,8 +441,10 @@ class Salvage {
       return found;
     });
   }
+  /// Whether these bytes lie in the heap.
   bool contains(const void* address, std::size_t bytes) const noexcept { return catalogue_.inside(address, bytes); }
 
+  /// Each does what its try_ form does, and throws Error with the status that the form returns.
   static Salvage open(const Session& session, std::string_view address, const AttachOptions& options = {}) {
     return try_open(session, address, options).value();
   }
@@ -452,16 +470,18 @@ class Salvage {
   heap::detail::Catalogue catalogue_;
 };
 
-// One process' handle of a heap. Ownership: copies are cheap, and each keeps the region. Lifetime: it, or a guard, must
-// outlive every use of what is in the heap. Threads: any number. Forks: a child continues to use it, but a guard that
-// its parent held is not the child's.
+/// One process' handle of a heap. Ownership: copies are cheap, and each keeps the region. Lifetime: it, or a guard,
+/// must outlive every use of what is in the heap. Threads: any number. Forks: a child continues to use it, but a guard
+/// that its parent held is not the child's.
 class Heap {
   using Header = heap::detail::Header;
   template <class T>
   using Plain = std::remove_cv_t<T>;
 
  public:
-  // The heap's lock, held. The thread that took it must give it back. Its holder may take it again.
+  /// The heap's lock, held. Ownership: the lock and the region; its end gives the lock back. Lifetime: as its region; a
+  /// forked child's copy does not hold the lock. Threads: the thread that took the lock must give it back. It may take
+  /// it again.
   class [[nodiscard]] Guard {
    public:
     Guard(Guard&& other) noexcept
@@ -476,6 +496,7 @@ class Heap {
       return *this;
     }
     ~Guard() { unlock(); }
+    /// Gives the lock back now.
     void unlock() noexcept {
       // A forked child's copy does not hold the lock, and must not touch the holder's count of changes.
       if (region_ != nullptr && process_ == heap::detail::process()) header_of(*region_).lock.unlock(intent_);
@@ -491,6 +512,8 @@ class Heap {
     pid_t process_;
   };
 
+  /// Makes a heap in a new region of `bytes` bytes with a name. Statuses: invalid (too small), and those of
+  /// Session::try_create(). Throws std::bad_alloc.
   static Result<Heap> try_create(const Session& session, std::string_view name, std::uint64_t bytes,
                                  const HeapOptions& options = {}) {
     if (const auto enough = large_enough(bytes); !enough) return enough.error();
@@ -503,7 +526,8 @@ class Heap {
     if (!made) return made.error();
     return try_create(std::move(*made), options.lock_timeout);
   }
-  // Makes a heap in an existing region: all zeros, mapped for writing, made with many_writers.
+  /// Makes a heap in an existing region: all zeros, mapped for writing, made with many_writers. Statuses: invalid,
+  /// exists (the region is not all zeros), system. Throws std::bad_alloc.
   static Result<Heap> try_create(Region region, Timeout lock_timeout = {}) {
     if (const auto enough = large_enough(region.bytes().size()); !enough) return enough.error();
     Header& header = header_of(region);
@@ -534,14 +558,17 @@ class Heap {
       return Heap(std::move(region));
     });
   }
-  // Waits for a name that does not exist yet as long as options.wait says, and for a heap in the making up to 5 s. A
-  // region that was not made for a heap, and holds none, is refused at once.
+  /// Waits for a name that does not exist yet as long as options.wait says, and for a heap in the making up to 5 s. A
+  /// region that was not made for a heap, and holds none, is refused at once. Statuses: those of
+  /// Session::try_attach_writable() and of the other try_open(). Throws std::bad_alloc.
   static Result<Heap> try_open(const Session& session, std::string_view address, const AttachOptions& options = {}) {
     auto region = session.try_attach_writable(address, options);
     if (!region) return region.error();
     return try_open(std::move(*region), options.timeout);
   }
-  // Opens the heap in a region that was attached for writing. A poisoned heap opens, so that it can be salvaged.
+  /// Opens the heap in a region that was attached for writing. A poisoned heap opens, so that it can be salvaged.
+  /// Statuses: invalid (no heap), not_ready (none was made in time), unsupported (another Boost, or another PID
+  /// namespace), poisoned or deadline for one that is being made, broken. Throws std::bad_alloc.
   static Result<Heap> try_open(Region region, Timeout wait = {}) {
     if (region.bytes().size() < heap::detail::kHeaderBytes)
       return heap::detail::failure(Status::invalid, "the region holds no heap: it is too small or not mapped");
@@ -583,17 +610,21 @@ class Heap {
     return Heap(std::move(region));
   }
 
-  // For changes: the death of the holder poisons the heap.
+  /// For changes: the death of the holder poisons the heap. Statuses: poisoned, deadline, broken.
   Result<Guard> try_lock(Timeout timeout = {}) const noexcept { return locked(heap::Intent::change, timeout); }
-  // For reading: the death of the holder does no harm. Calls that change something are allowed all the same.
+  /// For reading: the death of the holder does no harm. Calls that change something are allowed all the same. Statuses:
+  /// those of try_lock().
   Result<Guard> try_lock_to_read(Timeout timeout = {}) const noexcept { return locked(heap::Intent::read, timeout); }
 
+  /// An allocator for containers that a program makes in this heap.
   template <class T = std::byte>
   heap::allocator<T> allocator() const noexcept {
     return heap::allocator<T>(header());
   }
 
-  // Named objects. A T that takes an allocator gets the heap's. Status: exists if the name is taken.
+  /// Makes a named object. A T that takes an allocator gets the heap's. Statuses: exists (the name is taken), invalid
+  /// (a name of 0 or over 255 bytes), limit (no room), poisoned, deadline, broken. Throws what the constructor throws;
+  /// then nothing is left in the heap.
   template <class T, class... Arguments>
   Result<T*> try_construct(std::string_view name, Arguments&&... arguments) const {
     return heap::detail::mapped<T*>([&]() -> Result<T*> {
@@ -604,6 +635,8 @@ class Heap {
       return make<T>(name, std::forward<Arguments>(arguments)...);
     });
   }
+  /// The object of that name, made if there is none. Statuses: those of try_construct() but exists, and invalid for an
+  /// object of another type. Throws what the constructor throws.
   template <class T, class... Arguments>
   Result<T*> try_find_or_construct(std::string_view name, Arguments&&... arguments) const {
     return heap::detail::mapped<T*>([&]() -> Result<T*> {
@@ -612,6 +645,8 @@ class Heap {
       return make<T>(name, std::forward<Arguments>(arguments)...);
     });
   }
+  /// The object of that name. It lives until it is destroyed: hold the lock while you use it. Statuses: not_found,
+  /// invalid (it is of another type), poisoned, deadline, broken.
   template <class T>
   Result<T*> try_find(std::string_view name) const {
     return heap::detail::mapped<T*>([&]() -> Result<T*> {
@@ -621,6 +656,8 @@ class Heap {
       return const_cast<Plain<T>*>(found);
     });
   }
+  /// Destroys the object of that name and frees its memory. Statuses: those of try_find(). Throws what the destructor
+  /// throws.
   template <class T>
   Result<void> try_destroy(std::string_view name) const {
     return heap::detail::mapped<void>([&]() -> Result<void> {
@@ -636,6 +673,7 @@ class Heap {
       return {};
     });
   }
+  /// The names of all objects, in no order. Statuses: poisoned, deadline, broken. Throws std::bad_alloc.
   Result<std::vector<std::string> > try_names() const {
     return heap::detail::mapped<std::vector<std::string> >([&]() -> Result<std::vector<std::string> > {
       const heap::detail::Locked locked(header(), heap::Intent::read);
@@ -650,6 +688,7 @@ class Heap {
     });
   }
 
+  /// The room. Statuses: poisoned, deadline, broken.
   Result<HeapInfo> try_info() const {
     return heap::detail::mapped<HeapInfo>([&]() -> Result<HeapInfo> {
       const heap::detail::Locked locked(header(), heap::Intent::read);
@@ -657,24 +696,27 @@ class Heap {
                       header().lost.load(std::memory_order_relaxed)};
     });
   }
-  // Checks the allocator's structures. It visits every block.
+  /// Checks the allocator's structures. It visits every block. Statuses: poisoned, deadline, broken.
   Result<bool> try_check() const {
     return heap::detail::mapped<bool>([&]() -> Result<bool> {
       const heap::detail::Locked locked(header(), heap::Intent::read);
       return manager().check_sanity();
     });
   }
-  // Notices a dead holder without waiting for a live one.
+  /// Notices a dead holder without waiting for a live one.
   bool poisoned() const noexcept {
     if (header().lock.take(heap::Intent::read, SHMB_NO_WAIT) == Status::ok) header().lock.unlock(heap::Intent::read);
     return header().lock.poisoned();
   }
+  /// Reads the rest of a poisoned heap. Status: busy if it is not poisoned.
   Result<Salvage> try_salvage() const {
     (void)poisoned();
     return Salvage::try_over(region_, region_->bytes());
   }
+  /// The region of the heap, for its id, tickets and numbers. This object keeps it.
   const Region& region() const noexcept { return *region_; }  // for its id, tickets and numbers
 
+  /// Each does what its try_ form does, and throws Error with the status that the form returns.
   static Heap create(const Session& session, std::string_view name, std::uint64_t bytes,
                      const HeapOptions& options = {}) {
     return try_create(session, name, bytes, options).value();

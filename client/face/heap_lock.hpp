@@ -82,10 +82,12 @@ inline pid_t process() noexcept {
 // The purpose of a holder. Only the death of one that changes something poisons.
 enum class Intent { read, change };
 
-// Recursive, robust, and shared by processes. It lives in shared memory and is never destroyed, because a thread of
-// another process may be about to use it.
+/// A mutex that is recursive, robust, and shared by processes. Ownership: the heap, in shared memory. Lifetime: it is
+/// never destroyed, because a thread of another process may be about to use it. Threads: any, of any process that maps
+/// it.
 class robust_mutex {
  public:
+  /// Makes the lock in place. Throws Error with Status::system.
   robust_mutex() {
     pthread_mutexattr_t attributes;
     int failed = ::pthread_mutexattr_init(&attributes);
@@ -101,16 +103,19 @@ class robust_mutex {
   robust_mutex(const robust_mutex&) = delete;
   robust_mutex& operator=(const robust_mutex&) = delete;
 
-  // The interface for Boost. Boost's own work is always a change.
+  /// The interface for Boost. Boost's own work is always a change. lock() waits 5 s at most, and throws Error with
+  /// poisoned, deadline or broken. try_lock() does not wait; it throws nothing.
   void lock() { lock(Intent::change, SHMB_DEFAULT_TIMEOUT); }
   bool try_lock() { return take(Intent::change, SHMB_NO_WAIT) == Status::ok; }
   void unlock() noexcept { unlock(Intent::change); }
 
+  /// Waits for the lock, at most `timeout_ns` nanoseconds, SHMB_FOREVER or SHMB_NO_WAIT. Throws Error with the statuses
+  /// of take().
   void lock(Intent intent, std::int64_t timeout_ns) {
     if (const Status status = take(intent, timeout_ns); status != Status::ok) throw why(status, timeout_ns);
   }
 
-  // Status: ok, poisoned, deadline, or broken if the words of the lock are malformed.
+  /// Status: ok, poisoned, deadline, or broken if the words of the lock are malformed.
   Status take(Intent intent, std::int64_t timeout_ns) noexcept {
     if (poisoned()) return Status::poisoned;
     // Only a call that has to wait reads the clock.
@@ -155,7 +160,7 @@ class robust_mutex {
     return Status::ok;
   }
 
-  // Call in the thread that took it, with the same intent.
+  /// Call in the thread that took it, with the same intent.
   void unlock(Intent intent) noexcept {
     SHMBROKER_HEAP_STEP();
     if (intent == Intent::change) {
@@ -167,10 +172,12 @@ class robust_mutex {
     SHMBROKER_HEAP_STEP();
   }
 
+  /// Whether a holder died in a change.
   bool poisoned() const noexcept { return poisoned_.load(std::memory_order_acquire) != 0; }
-  // Whether a change is in progress. Only the holder may rely on it.
+  /// Whether a change is in progress. Only the holder may rely on it.
   bool changing() const noexcept { return changes_.load(std::memory_order_relaxed) != 0; }
 
+  /// The error for a status of take(), after a wait of `timeout_ns`.
   static Error why(Status status, std::int64_t timeout_ns) noexcept {
     if (status == Status::poisoned)
       return detail::failure(status,
@@ -191,8 +198,8 @@ class robust_mutex {
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
-// For boost::interprocess::rbtree_best_fit and others that take a family. Both are recursive, because a managed buffer
-// needs that.
+/// For boost::interprocess::rbtree_best_fit and others that take a family. Both are recursive, because a managed buffer
+/// needs that.
 struct robust_mutex_family {
   using mutex_type = robust_mutex;
   using recursive_mutex_type = robust_mutex;

@@ -2,8 +2,9 @@
 // The C++ API of shmbroker, header-only over the C ABI of shmbroker.h. C++20, libc and std only.
 //
 // Every operation comes twice: `try_x` returns Result<T> with the status, `x` returns T and throws shmbroker::Error
-// with the same status. shmbroker.h lists the statuses of each function. With -fno-exceptions the throwing forms are
-// not declared.
+// with the same status. With -fno-exceptions the throwing forms are not declared. Each try_ form lists its statuses.
+// The common ones are not listed: invalid (an argument), no_memory, system, forked (handles of the parent are not the
+// child's), and in calls to the broker deadline, session_lost, protocol and local_only (a local session).
 //
 // Units: sizes and offsets are bytes. Threads: any thread may call any function of one session at the same time. A
 // handle must not end, or be published, while another thread uses it. Forks: handles stay usable in a forked child,
@@ -73,8 +74,8 @@ inline Result<void> outcome(int status, const shmb_error& error) noexcept {
 
 }  // namespace detail
 
-// A mapping of a part of a region, besides the region's own. Ownership: its end unmaps the part. Lifetime: it must end
-// before its region handle.
+/// A mapping of a part of a region, besides the region's own. Ownership: its end unmaps the part. Lifetime: it must end
+/// before its region handle. Threads: any may use the bytes, but not while it ends.
 class MappedPart {
  public:
   MappedPart(MappedPart&& other) noexcept
@@ -89,8 +90,11 @@ class MappedPart {
     return *this;
   }
   ~MappedPart() { reset(); }
+  /// The mapped bytes; to write, or nothing if it was mapped for reading. They are valid until reset() or the end of
+  /// the object.
   std::span<const std::byte> bytes() const noexcept { return bytes_; }
   std::span<std::byte> writable_bytes() const noexcept { return writable_ ? bytes_ : std::span<std::byte>(); }
+  /// Unmaps now.
   void reset() noexcept {
     if (bytes_.data() != nullptr) (void)shmb_region_unmap(region_, bytes_.data(), bytes_.size(), nullptr);
     bytes_ = {};
@@ -105,10 +109,13 @@ class MappedPart {
   bool writable_;
 };
 
-// The operations of both kinds of region. Ownership: a handle holds one reference of this process and its mapping.
-// Lifetime: addresses are valid until the handle ends. It keeps its session alive. Threads: any, but not while it ends.
+/// The operations of both kinds of region. Ownership: a handle holds one reference of this process and its mapping.
+/// Lifetime: addresses are valid until the handle ends. It keeps its session alive. Threads: any, but not while it
+/// ends.
 class RegionBase {
  public:
+  /// Facts that need no call to the broker: the length asked for at creation; whether the handle has a mapping; the
+  /// identity; all facts of this handle. c() is the C handle, which this object keeps.
   std::size_t size() const noexcept { return static_cast<std::size_t>(shmb_region_length(handle_.get())); }
   bool mapped() const noexcept { return shmb_region_data(handle_.get()) != nullptr; }
   RegionId id() const noexcept { return RegionId::from_c(shmb_region_get_id(handle_.get())); }
@@ -120,8 +127,9 @@ class RegionBase {
   }
   shmb_region* c() const noexcept { return handle_.get(); }
 
-  // A ticket for sessions of any group and user. Rights: at most those of the handle. Default: to read, once, for 10
-  // minutes.
+  /// A ticket for sessions of any group and user. It outlives this session. `rights`: at most those of the handle,
+  /// which needs Rights::share. `uses`: the attaches that it allows. `lifetime`: 10 minutes by default. It holds the
+  /// region, but never its group. Statuses: denied, limit (tickets of the session or of its user), invalid.
   Result<Ticket> try_ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
                             Timeout timeout = {}) const noexcept {
     std::uint8_t bytes[16];
@@ -131,7 +139,8 @@ class RegionBase {
       return Error(error);
     return Ticket(Token(bytes));
   }
-  // A ticket that ends with the session that made it, at the latest: for receivers that do not outlive this process.
+  /// A ticket that ends with the session that made it, or its process, at the latest: for receivers that do not outlive
+  /// this process. The rest, and the statuses, are as for try_ticket().
   Result<Ticket> try_lend(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
                           Timeout timeout = {}) const noexcept {
     std::uint8_t bytes[16];
@@ -141,7 +150,8 @@ class RegionBase {
       return Error(error);
     return Ticket(Token(bytes));
   }
-  // Maps a part. The offset is a multiple of 4096.
+  /// Maps a part. The offset is a multiple of 4096, and both are bytes. It asks the broker for a descriptor. Statuses:
+  /// invalid, denied, write_closed, system.
   Result<MappedPart> try_map(std::uint64_t offset, std::uint64_t length, bool writable = false) const noexcept {
     void* address = nullptr;
     shmb_error error;
@@ -150,18 +160,23 @@ class RegionBase {
       return Error(error);
     return MappedPart(handle_.get(), {static_cast<std::byte*>(address), static_cast<std::size_t>(length)}, writable);
   }
+  /// Puts memory behind a part, so that no write to it can fail later. On a handle without write rights it maps the
+  /// pages that exist. Statuses: invalid (outside of the region, or not mapped), no_memory, which names the cgroup.
   Result<void> try_populate(std::uint64_t offset, std::uint64_t length) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_region_populate(handle_.get(), offset, length, &error), error);
   }
-  // A copy of the descriptor. The caller owns and closes it.
+  /// A descriptor of the region, close-on-exec. The caller owns and closes it. The broker does not free memory that it
+  /// still holds, and never recycles the region. Statuses: denied, no_descriptors.
   Result<int> try_descriptor() const noexcept {
     int fd = -1;
     shmb_error error;
     if (shmb_region_descriptor(handle_.get(), &fd, &error) != SHMB_OK) return Error(error);
     return fd;
   }
-  // Ends the handle now. With `unname` it waits for the broker's reply. The destructor releases without a result.
+  /// Ends the handle now, whatever the result. With `unname` the region loses its name too, and the call waits for the
+  /// broker. Without `recycle` the memory is freed instead of kept ready for the group. Statuses: only with `unname`:
+  /// denied, session_lost, deadline; then the name stays.
   Result<void> try_release(bool unname = false, bool recycle = true) noexcept {
     shmb_error error;
     const std::uint32_t flags =
@@ -169,8 +184,7 @@ class RegionBase {
     return detail::outcome(shmb_release(handle_.release(), flags, &error), error);
   }
 #if SHMBROKER_EXCEPTIONS
-  // The defaults are: to read, once, within 10 minutes. A ticket stays valid after its session's end. One made by
-  // lend() ends with the session, or with its process, at the latest.
+  /// Each does what its try_ form does, and throws Error with the status that the form returns.
   Ticket ticket(Rights rights = Rights::read, std::uint32_t uses = 1, Timeout lifetime = {},
                 Timeout timeout = {}) const {
     return try_ticket(rights, uses, lifetime, timeout).value();
@@ -191,25 +205,30 @@ class RegionBase {
   detail::Handle<shmb_region> handle_;
 };
 
-// A region that this handle cannot write: writing is closed for all, or the handle was not given the right.
+/// A region that this handle cannot write: writing is closed for all, or the handle was not given the right. Ownership:
+/// one reference of this process, and its mapping. Lifetime: addresses are valid until the handle ends. Threads: any,
+/// but not while it ends.
 class ReadOnlyRegion : public RegionBase {
  public:
+  /// Takes over a C handle.
   explicit ReadOnlyRegion(shmb_region* adopted) noexcept : RegionBase(adopted) {}
+  /// The mapping: its first byte, or nullptr if the handle is not mapped; all bytes of the region.
   const std::byte* data() const noexcept { return static_cast<const std::byte*>(shmb_region_data(handle_.get())); }
   std::span<const std::byte> bytes() const noexcept { return {data(), mapped() ? size() : 0}; }
-  // As many whole T as fit.
+  /// As many whole T as fit.
   template <class T>
   std::span<const T> as_span() const noexcept {
     static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
     static_assert(alignof(T) <= 4096);
     return {reinterpret_cast<const T*>(data()), mapped() ? size() / sizeof(T) : 0};
   }
-  // The T at the start of the region. Status: invalid if the region is smaller, or not mapped.
+  /// The T at the start of the region. Status: invalid if the region is smaller, or not mapped.
   template <class T>
   Result<const T*> try_as() const noexcept {
     return detail::first_of<const T>("what is mapped of the region", bytes());
   }
 #if SHMBROKER_EXCEPTIONS
+  /// As try_as(). Throws Error with the same status.
   template <class T>
   const T& as() const {
     return *try_as<T>().value();
@@ -217,10 +236,14 @@ class ReadOnlyRegion : public RegionBase {
 #endif
 };
 
-// A region that this process can write. See RegionBase for ownership, lifetime and threads.
+/// A region that this process can write. Ownership: one reference of this process, and its mapping. Lifetime: addresses
+/// are valid until the handle ends or publish() succeeds. Threads: any, but not while it ends or is published.
 class Region : public RegionBase {
  public:
+  /// Takes over a C handle.
   explicit Region(shmb_region* adopted) noexcept : RegionBase(adopted) {}
+  /// The mapping: its first byte, or nullptr if the handle is not mapped; all bytes of the region; as many whole T as
+  /// fit.
   std::byte* data() const noexcept { return static_cast<std::byte*>(shmb_region_data(handle_.get())); }
   std::span<std::byte> bytes() const noexcept { return {data(), mapped() ? size() : 0}; }
   template <class T>
@@ -229,18 +252,23 @@ class Region : public RegionBase {
     static_assert(alignof(T) <= 4096);
     return {reinterpret_cast<T*>(data()), mapped() ? size() / sizeof(T) : 0};
   }
+  /// The T at the start of the region. Status: invalid if the region is smaller, or not mapped.
   template <class T>
   Result<T*> try_as() const noexcept {
     return detail::first_of<T>("what is mapped of the region", bytes());
   }
-  // Closes writing for ever, for all processes. On success the result replaces this Region, whose addresses become
-  // invalid. On failure this Region is unchanged. Status::still_mapped: try again once the other mapping is gone.
+  /// Closes writing for ever, for all processes. On success the result replaces this Region, whose addresses become
+  /// invalid. On failure this Region is unchanged, but after deadline it may be unmapped: publish it again. Statuses:
+  /// still_mapped (another mapping for writing exists: try again once it is gone), pinned (this process has another
+  /// handle of the mapping, or a GPU uses it), not_ready (a writer has not mapped it until the deadline), denied,
+  /// invalid.
   Result<ReadOnlyRegion> try_publish(Timeout timeout = {}) && noexcept {
     shmb_error error;
     if (shmb_publish(handle_.get(), timeout.nanoseconds(), &error) != SHMB_OK) return Error(error);
     return ReadOnlyRegion(handle_.release());
   }
 #if SHMBROKER_EXCEPTIONS
+  /// Each does what its try_ form does, and throws Error with the status that the form returns.
   template <class T>
   T& as() const {
     return *try_as<T>().value();
@@ -249,31 +277,35 @@ class Region : public RegionBase {
 #endif
 };
 
-// The strategy decides what later handles keep besides their mapping, see shmbroker.h.
+/// The names of all strategies. A strategy decides what later handles keep besides their mapping, see shmbroker.h. It
+/// belongs to the process. Throws std::bad_alloc.
 inline std::vector<std::string> sharing_strategies() {
   std::vector<std::string> names;
   for (const char* const* one = shmb_sharing_strategies(); *one != nullptr; ++one) names.emplace_back(*one);
   return names;
 }
+/// The strategy in force. Status: invalid if SHMBROKER_SHARING_STRATEGY names none. Throws std::bad_alloc.
 inline Result<std::string> try_sharing_strategy() {
   const char* name = nullptr;
   shmb_error error;
   if (shmb_sharing_strategy(&name, &error) != SHMB_OK) return Error(error);
   return std::string(name);
 }
+/// Sets it for later handles. Status: invalid for an unknown name; the sentence lists the known ones.
 inline Result<void> try_set_sharing_strategy(std::string_view name) noexcept {
   shmb_error error;
   return detail::outcome(shmb_set_sharing_strategy(detail::CText(name).get(), &error), error);
 }
-#if SHMBROKER_EXCEPTIONS
-// Whether signals end the waits of the calling thread, with Status::interrupted. Returns what it was; false is what
-// every thread begins with. shmbroker.h has the rules (shmb_thread_interruptible).
+/// Whether signals end the waits of the calling thread, with Status::interrupted. Returns what it was; false is what
+/// every thread begins with. shmbroker.h has the rules (shmb_thread_interruptible).
 inline bool set_thread_interruptible(bool on) noexcept { return shmb_thread_interruptible(on ? 1 : 0) != 0; }
-
+#if SHMBROKER_EXCEPTIONS
+/// As the try_ forms. Each throws Error with the same status.
 inline std::string sharing_strategy() { return try_sharing_strategy().value(); }
 inline void set_sharing_strategy(std::string_view name) { try_set_sharing_strategy(name).value(); }
 #endif
 
+/// How to find the broker, and what the session is. See shmb_connect_options.
 struct ConnectOptions {
   Text socket{};          // empty: searched
   std::string group{};    // "<name>:<token>"; empty: SHMBROKER_GROUP
@@ -286,6 +318,8 @@ struct ConnectOptions {
   Timeout timeout{};
 };
 
+/// The properties of a new region. `timeout` is for the broker's answer; to put memory behind the region takes as long
+/// as it takes.
 struct CreateOptions {
   Text name{};  // empty: unnamed
   GroupId group{};
@@ -304,6 +338,7 @@ struct CreateOptions {
   Timeout timeout{};
 };
 
+/// How a region is attached.
 struct AttachOptions {
   Rights more_rights = Rights::none;  // share, release; reading, and writing where asked, are always included
   bool map = true;
@@ -314,6 +349,7 @@ struct AttachOptions {
   Timeout timeout{};
 };
 
+/// The properties of a new group. `keep` is the default of its regions.
 struct GroupOptions {
   Text name{};
   std::uint64_t limit_bytes = 0;  // 0: the broker's default
@@ -324,6 +360,7 @@ struct GroupOptions {
   Timeout timeout{};
 };
 
+/// The kind of an event. See enum shmb_event_kind.
 enum class EventKind : std::uint32_t {
   region_ready = SHMB_EVENT_REGION_READY,
   region_published = SHMB_EVENT_REGION_PUBLISHED,
@@ -336,6 +373,7 @@ enum class EventKind : std::uint32_t {
   gpu_state = SHMB_EVENT_GPU_STATE,
 };
 
+/// An event as the broker sent it. See shmb_event for the fields that each kind has.
 struct Event {
   EventKind kind;
   WatchId watch;
@@ -347,18 +385,23 @@ struct Event {
   std::string text;
 };
 
+/// A subscription.
 struct Watch {
   WatchId id;
   std::uint32_t state;  // SHMB_EVENT_BIT_* that hold already: no event comes for those
 };
 
-// One connection to the broker. Ownership: the handle; region and pool handles of the session keep it alive until they
-// end too. Threads: any number, at the same time. Lifetime: when the broker goes away it is lost for good; mappings
-// stay valid, and other calls fail with Status::session_lost.
+/// One connection to the broker. Ownership: the handle; region and pool handles of the session keep it alive until they
+/// end too. Threads: any number, at the same time. Lifetime: when the broker goes away it is lost for good; mappings
+/// stay valid, and other calls fail with Status::session_lost.
 class Session {
  public:
+  /// Takes over a C handle.
   explicit Session(shmb_session* adopted) noexcept : handle_(adopted) {}
 
+  /// Connects to a broker, and starts a private one if there is none. shmb_connect has the order of the places where it
+  /// looks. Statuses: no_broker (the sentence says what was tried), version, limit (sessions), not_found (the group's
+  /// token), deadline.
   static Result<Session> try_connect(const ConnectOptions& options = {}) noexcept {
     shmb_connect_options c{};
     c.size = sizeof c;
@@ -377,6 +420,8 @@ class Session {
     return Session(raw);
   }
 
+  /// Facts that need no call to the broker: all of them; the broker's epoch; the session's group, 0 if it has none yet;
+  /// whether it is a local session; and the C handle, which this object keeps.
   shmb_session_info info() const noexcept {
     shmb_session_info info{};
     info.size = sizeof info;
@@ -388,11 +433,15 @@ class Session {
   bool local() const noexcept { return info().mode == SHMB_MODE_LOCAL; }
   shmb_session* c() const noexcept { return handle_.get(); }
 
+  /// A round trip to the broker. A local session succeeds. Statuses: deadline, session_lost.
   Result<void> try_ping(Timeout timeout = {}) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_ping(handle_.get(), timeout.nanoseconds(), &error), error);
   }
 
+  /// Creates a region of `length` bytes and maps it for reading and writing. Up to 1 GiB it puts memory behind the
+  /// region first. Statuses: limit, exists, no_memory (the sentence names the cgroup), no_descriptors, group_ended,
+  /// denied.
   Result<Region> try_create(std::uint64_t length, const CreateOptions& options = {}) const noexcept {
     const shmb_create_options c = to_c(options);
     shmb_region* raw = nullptr;
@@ -400,7 +449,8 @@ class Session {
     if (shmb_create(handle_.get(), length, &c, &raw, &error) != SHMB_OK) return Error(error);
     return Region(raw);
   }
-  // Creates many in one round trip for up to 253. Elements fail one by one; the first failure has its full sentence.
+  /// Creates many in one round trip for up to 253. Elements fail one by one, with the statuses of try_create(); the
+  /// first failure has its full sentence. Throws std::bad_alloc.
   Result<std::vector<Result<Region> > > try_create_many(std::span<const std::uint64_t> lengths,
                                                         const CreateOptions& options = {}) const {
     const shmb_create_options c = to_c(options);
@@ -422,7 +472,10 @@ class Session {
     return {std::move(results)};  // named: nvcc 13 would copy
   }
 
-  // Attaches by address ("NAME", "GROUP/NAME", "UID:GROUP/NAME"), by identity, or by ticket.
+  /// Takes a reference to an existing region and maps it, for reading or for both. The region is found by address
+  /// ("NAME", "GROUP/NAME", "UID:GROUP/NAME"), by identity, or by ticket. Statuses: not_found (also where the caller
+  /// may not know of it), denied, write_closed (read-only readers exist, or it is published), not_ready, stale (another
+  /// generation or epoch), deadline, limit (leases), no_descriptors.
   Result<ReadOnlyRegion> try_attach(std::string_view address, const AttachOptions& options = {}) const noexcept {
     return attached<ReadOnlyRegion>(Rights::read, options, [&](const auto* c, auto** raw, auto* error) {
       return shmb_attach(handle_.get(), detail::CText(address).get(), c, raw, error);
@@ -455,7 +508,8 @@ class Session {
       return shmb_attach_ticket(handle_.get(), ticket.data(), c, raw, error);
     });
   }
-  // Local sessions only: adopts shared memory by its descriptor, which the caller keeps.
+  /// Local sessions only: makes a region of shared memory by its descriptor, which the caller keeps. Statuses: invalid,
+  /// unsupported (with a broker).
   Result<Region> try_adopt(int fd) const noexcept {
     shmb_region* raw = nullptr;
     shmb_error error;
@@ -470,11 +524,14 @@ class Session {
     return ReadOnlyRegion(raw);
   }
 
+  /// Takes the name of a region away. The region ends with its last reference. Statuses: not_found, denied.
   Result<void> try_unname(std::string_view address, Timeout timeout = {}) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_unname(handle_.get(), detail::CText(address).get(), timeout.nanoseconds(), &error),
                            error);
   }
+  /// Asks the broker for the present state of a region. Statuses: not_found, denied, local_only; by identity also
+  /// stale.
   Result<shmb_region_stat> try_stat(std::string_view address, Timeout timeout = {}) const noexcept {
     shmb_region_stat stat{};
     stat.size = sizeof stat;
@@ -492,12 +549,15 @@ class Session {
     return stat;
   }
 
-  // Ends a ticket with its remaining uses. It must be of this session or its group.
+  /// Ends a ticket with its remaining uses. It must be of this session or its group. Regions that were attached by it
+  /// stay. Status: not_found, also if it is used up or expired.
   Result<void> try_revoke(const Ticket& ticket, Timeout timeout = {}) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_ticket_revoke(handle_.get(), ticket.data(), timeout.nanoseconds(), &error), error);
   }
 
+  /// Makes a group. The session does not become a member. Until another session joins, the group lives as long as this
+  /// session. Statuses: exists, limit, invalid.
   Result<Group> try_create_group(const GroupOptions& options = {}) const noexcept {
     shmb_group_options c{};
     c.size = sizeof c;
@@ -513,6 +573,8 @@ class Session {
     if (shmb_group_create(handle_.get(), &c, &made, &error) != SHMB_OK) return Error(error);
     return Group{{made.id}, Token(made.token)};
   }
+  /// The session becomes a member of a group and leaves the one it was in. By name ("GROUP", "@id", "UID:GROUP") the
+  /// group must be of the same user; by token any group. Statuses: not_found, group_ended, invalid.
   Result<GroupId> try_join(std::string_view group, Timeout timeout = {}) const noexcept {
     GroupId id;
     shmb_error error;
@@ -528,10 +590,15 @@ class Session {
       return Error(error);
     return id;
   }
+  /// Leaves a group; the default is the session's own. A group that the session made and that no session has joined
+  /// ends. Status: not_found if it is in no such group.
   Result<void> try_leave(GroupId group = {}, Timeout timeout = {}) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_group_leave(handle_.get(), group.value, timeout.nanoseconds(), &error), error);
   }
+  /// Ends a group: its members leave it, and its names go. Processes that still run lose what they share by it.
+  /// `flags`: enum shmb_end_flag. Statuses: not_found, denied, busy (only what it keeps was to end, and the group
+  /// is alive).
   Result<shmb_group_ending> try_end_group(GroupId group, std::uint32_t flags = 0, Timeout timeout = {}) const noexcept {
     shmb_group_ending ending{};
     shmb_error error;
@@ -539,12 +606,15 @@ class Session {
       return Error(error);
     return ending;
   }
-  // Waits until the group has ended, by default without limit.
+  /// Waits until a group has ended, by default without limit. Statuses: not_found, deadline, session_lost.
   Result<void> try_wait_group(GroupId group = {}, Timeout wait = {}) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_group_wait(handle_.get(), group.value, wait.nanoseconds(), &error), error);
   }
 
+  /// Subscribes to events of a region, of a name that appears, of the end of a group, or of the reclaims of a group
+  /// (default: of all). `events`: SHMB_EVENT_BIT_*; 0: all of the kind. Watch::state has what holds already; no event
+  /// comes for it. Statuses: not_found, limit (watches), invalid.
   Result<Watch> try_watch(const RegionId& region, std::uint32_t events = 0) const noexcept {
     shmb_watch_options c{};
     c.kind = SHMB_WATCH_REGION;
@@ -571,17 +641,21 @@ class Session {
     c.group = group.value;
     return watched(c);
   }
+  /// Ends a subscription. Status: not_found.
   Result<void> try_unwatch(WatchId watch, Timeout timeout = {}) const noexcept {
     shmb_error error;
     return detail::outcome(shmb_unwatch(handle_.get(), watch.value, timeout.nanoseconds(), &error), error);
   }
-  // For poll, select, epoll. It belongs to the session: never close, read or write it.
+  /// A descriptor for poll, select and epoll, readable when try_next_event() may have something. It belongs to the
+  /// session: never close, read or write it. Status: unsupported for a local session.
   Result<int> try_event_descriptor() const noexcept {
     int fd = -1;
     shmb_error error;
     if (shmb_event_descriptor(handle_.get(), &fd, &error) != SHMB_OK) return Error(error);
     return fd;
   }
+  /// Takes the next event of the session. Any thread may call it; each event goes to one caller. Statuses: deadline
+  /// (none came), session_lost (stop polling). Throws std::bad_alloc.
   Result<Event> try_next_event(Timeout wait = {}) const {
     shmb_event c{};
     c.size = sizeof c;
@@ -603,12 +677,13 @@ class Session {
   }
 
 #if SHMBROKER_EXCEPTIONS
+  /// Each does what its try_ form does, and throws Error with the status that the form returns.
   static Session connect(const ConnectOptions& options = {}) { return try_connect(options).value(); }
   void ping(Timeout timeout = {}) const { try_ping(timeout).value(); }
   Region create(std::uint64_t length, const CreateOptions& options = {}) const {
     return try_create(length, options).value();
   }
-  // All or none: after a failure, those that were made are released again.
+  /// All or none: after a failure, those that were made are released again.
   std::vector<Region> create_many(std::span<const std::uint64_t> lengths, const CreateOptions& options = {}) const {
     auto results = try_create_many(lengths, options).value();
     std::vector<Region> regions;

@@ -27,10 +27,11 @@ struct Closer<shmb_message> {
 
 }  // namespace detail
 
-// One reference to a slot. Ownership: its end gives the reference back. Lifetime: it must end before the pool's handle
-// that it came from. Threads: one at a time. In a forked child it is not usable (Status::forked).
+/// One reference to a slot. Ownership: its end gives the reference back. Lifetime: it must end before the pool's handle
+/// that it came from. Threads: one at a time. In a forked child it is not usable (Status::forked).
 class Slot {
  public:
+  /// No slot; or one that a C function returned, whose reference this object takes over.
   Slot() noexcept = default;
   Slot(shmb_pool* pool, const shmb_slot& adopted) noexcept : pool_(pool), slot_(adopted) {}
   Slot(Slot&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)), slot_(other.slot_) {}
@@ -44,33 +45,39 @@ class Slot {
   }
   ~Slot() { reset(); }
 
+  /// Whether it holds a slot.
   explicit operator bool() const noexcept { return pool_ != nullptr; }
+  /// The memory and its sizes in bytes. resize() sets the bytes in use. The send checks them against the capacity.
   std::byte* data() const noexcept { return static_cast<std::byte*>(slot_.data); }
   std::size_t size() const noexcept { return static_cast<std::size_t>(slot_.length); }    // bytes in use
   std::size_t capacity() const noexcept { return static_cast<std::size_t>(slot_.size); }  // bytes that fit
   void resize(std::size_t length) noexcept { slot_.length = length; }                     // checked when it is sent
   std::span<std::byte> bytes() const noexcept { return {data(), size()}; }
+  /// The bytes in use as many whole T as fit.
   template <class T>
   std::span<T> as_span() const noexcept {
     static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
     return {reinterpret_cast<T*>(data()), size() / sizeof(T)};
   }
-  // The T at the start of the bytes in use. Status: invalid if they are fewer.
+  /// The T at the start of the bytes in use. Status: invalid if they are fewer.
   template <class T>
   Result<T*> try_as() const noexcept {
     return detail::first_of<T>("the slot", bytes());
   }
-  // Makes a second reference.
+  /// Makes a second reference. Statuses: stale (not held any more), forked.
   Result<Slot> try_share() const noexcept {
     shmb_error error;
     if (shmb_slot_retain(pool_, &slot_, &error) != SHMB_OK) return Error(error);
     return Slot(pool_, slot_);
   }
+  /// Gives the reference back now.
   void reset() noexcept {
     if (pool_ != nullptr) (void)shmb_slot_release(std::exchange(pool_, nullptr), &slot_, nullptr);
   }
+  /// The C form, which this object keeps.
   const shmb_slot& c() const noexcept { return slot_; }
 #if SHMBROKER_EXCEPTIONS
+  /// As the try_ forms. Each throws Error with the same status.
   template <class T>
   T& as() const {
     return *try_as<T>().value();
@@ -83,9 +90,11 @@ class Slot {
   shmb_slot slot_{};
 };
 
-// One part of a message to send. It copies and holds nothing: its memory must stay valid until the send returns.
+/// One part of a message to send. Ownership: none, it copies nothing. Lifetime: its memory must stay valid until the
+/// send returns. Threads: a plain value.
 class Part {
  public:
+  /// Bytes or a text, which the send copies; a slot; or a region. `rights` are those of the receiver's mapping.
   Part(std::span<const std::byte> bytes) noexcept {
     part_.kind = SHMB_PART_BYTES;
     part_.data = bytes.data();
@@ -93,37 +102,40 @@ class Part {
   }
   Part(std::string_view text) noexcept : Part(std::as_bytes(std::span(text.data(), text.size()))) {}
   Part(const char* text) noexcept : Part(std::string_view(text)) {}
+  /// A slot with its bytes in use. The receiver gets a reference of its own.
   Part(const Slot& slot) noexcept {
     part_.kind = SHMB_PART_SLOT;
     part_.slot = slot.c();
     part_.length = slot.size();
   }
-  // rights: those of the receiver's mapping.
+  /// A region, as a whole. `rights` are those of the receiver's mapping.
   Part(const RegionBase& region, Rights rights = Rights::read) noexcept {
     part_.kind = SHMB_PART_REGION;
     part_.region = region.c();
     part_.rights = static_cast<std::uint32_t>(rights);
   }
-  // A range of the part only.
+  /// A range of a slot or region, in bytes.
   Part within(std::uint64_t offset, std::uint64_t length) const noexcept {
     Part part = *this;
     part.part_.offset = offset;
     part.part_.length = length;
     return part;
   }
+  /// The C form, which lives as long as this object.
   const shmb_part& c() const noexcept { return part_; }
 
  private:
   shmb_part part_{};
 };
 
+/// What a message of several parts carries besides them. `type` is a number for the receiver.
 struct SendOptions {
   std::uint64_t type = 0;
   Timeout lifetime{};  // of the message, in queues that are `expiring`; default: forever
   Timeout wait{};
 };
 
-// A part as received. Its bytes are valid as long as the message holds them.
+/// A part as received. Its bytes are valid as long as the message holds them.
 struct ReceivedPart {
   enum class Kind : std::uint32_t { bytes = SHMB_PART_BYTES, slot = SHMB_PART_SLOT, region = SHMB_PART_REGION };
   Kind kind;
@@ -137,11 +149,12 @@ struct ReceivedPart {
   std::size_t same_as;
 };
 
-// A received message. The object can be reused for many receives. Ownership: it holds its slots and regions until
-// done() or its end. Lifetime: it must end before its queue; a borrowed one is valid until the next receive. Threads:
-// one at a time.
+/// A received message. The object can be reused for many receives. Ownership: it holds its slots and regions until
+/// done() or its end. Lifetime: it must end before its queue; a borrowed one is valid until the next receive. Threads:
+/// one at a time.
 class Message {
  public:
+  /// An empty message. Status: no_memory.
   static Result<Message> try_make() noexcept {
     shmb_message* raw = nullptr;
     shmb_error error;
@@ -149,8 +162,10 @@ class Message {
     return Message(raw);
   }
 #if SHMBROKER_EXCEPTIONS
+  /// An empty message. Throws Error with no_memory.
   Message() : handle_(try_make().value().handle_.release()) {}
 #endif
+  /// Takes over a C handle.
   explicit Message(shmb_message* adopted) noexcept : handle_(adopted) {}
   Message(Message&& other) noexcept : handle_(std::move(other.handle_)) {}
   Message& operator=(Message&& other) noexcept {
@@ -162,9 +177,12 @@ class Message {
     if (std::uncaught_exceptions() > exceptions_) (void)shmb_message_give_back(handle_.get(), nullptr);
   }
 
+  /// The number of its parts; 0: it is empty.
   std::size_t count() const noexcept { return shmb_message_count(handle_.get()); }
+  /// The number that its sender gave it, else 0.
   std::uint64_t type() const noexcept { return shmb_message_type(handle_.get()); }
-  // The bytes of the first part, which is the whole message unless it is a list.
+  /// The first part, which is the whole message unless it is a list: its bytes, the same as text, or as many whole T as
+  /// fit. It is valid as long as the message holds it.
   std::span<const std::byte> bytes() const noexcept {
     return {static_cast<const std::byte*>(shmb_message_data(handle_.get())),
             static_cast<std::size_t>(shmb_message_length(handle_.get()))};
@@ -178,7 +196,7 @@ class Message {
     static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
     return {reinterpret_cast<const T*>(shmb_message_data(handle_.get())), bytes().size() / sizeof(T)};
   }
-  // A copy of the message as a T. Status: invalid if it does not have exactly the size of a T.
+  /// A copy of the message as a T. Status: invalid if it does not have exactly the size of a T.
   template <class T>
   Result<T> try_as() const noexcept {
     static_assert(std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T>,
@@ -188,6 +206,7 @@ class Message {
     std::memcpy(&value, bytes().data(), sizeof value);
     return value;
   }
+  /// A part by its number, from 0. Status: not_found if there is none.
   Result<ReceivedPart> try_part(std::size_t number) const noexcept {
     shmb_part part{};
     shmb_error error;
@@ -199,7 +218,8 @@ class Message {
         RegionId::from_c(part.id),
         part.same_as};
   }
-  // Takes a reference that outlives the message. `pool` must be the queue's pool.
+  /// Takes a reference that outlives the message. `pool` must be the queue's pool. Statuses: invalid (no slot of that
+  /// number, or one of another pool), forked, or the part's own status.
   Result<Slot> try_take_slot(shmb_pool* pool, std::size_t number = 0) noexcept {
     shmb_slot slot{};
     shmb_error error;
@@ -213,17 +233,24 @@ class Message {
     if (shmb_message_take_slot(handle_.get(), number, &slot, &error) != SHMB_OK) return Error(error);
     return Slot(pool, slot);
   }
-  // Takes a region that outlives the message. Regions of parts that are the same (ReceivedPart::same_as) share their
-  // mapping: they have equal addresses, and may be released in any order. While there are several, publish() returns
-  // Status::pinned.
+  /// Takes a region that outlives the message. Regions of parts that are the same (ReceivedPart::same_as) share their
+  /// mapping: they have equal addresses, and may be released in any order. While there are several, publish() returns
+  /// Status::pinned. Statuses: invalid (no region of that number), forked, or the part's own status.
   Result<ReadOnlyRegion> try_take_region(std::size_t number = 0) noexcept { return taken<ReadOnlyRegion>(number); }
   Result<Region> try_take_writable_region(std::size_t number = 0) noexcept { return taken<Region>(number); }
 
+  /// Makes a borrowed message a kept one. One of an at-least-once queue stays as it is. Statuses: forked, and those of
+  /// attaching its regions.
   Result<void> try_keep() noexcept { return called(shmb_message_keep); }
+  /// Ends the use of the message: its slots and regions go back, and the object may receive again. Status: forked.
   Result<void> try_done() noexcept { return called(shmb_message_done); }
+  /// For at-least-once queues: the work was not done, and another reader gets the message. Statuses: invalid (no such
+  /// message), forked.
   Result<void> try_give_back() noexcept { return called(shmb_message_give_back); }
+  /// The C handle, which this object keeps.
   shmb_message* c() const noexcept { return handle_.get(); }
 #if SHMBROKER_EXCEPTIONS
+  /// Each does what its try_ form does, and throws Error with the status that the form returns.
   template <class T>
   T as() const {
     return try_as<T>().value();

@@ -28,24 +28,29 @@
 
 namespace shmbroker {
 
+/// The outcome of a call, by name. The numbers are those of enum shmb_status_code, see shmb_status.h.
 enum class Status : std::int32_t {
 #define SHMBROKER_X(name, value, text) name = value,
   SHMB_STATUS_TABLE(SHMBROKER_X)
 #undef SHMBROKER_X
 };
 
-// The reason of a failure. what() is a sentence to print, in the words of this API, that says what to change. It is
-// also the exception type.
+/// The reason of a failure. what() is a sentence to print, in the words of this API, that says what to change. It is
+/// also the exception type. A plain value.
 class Error : public std::exception {
  public:
+  /// From the error of a C function.
   explicit Error(const shmb_error& detail) noexcept : detail_(detail) { shmb_error_words(&detail_, SHMB_WORDS_CXX); }
+  /// With the general sentence of a status.
   explicit Error(Status status) noexcept : Error(status, shmb_status_text(static_cast<int>(status))) {}
-  // A sentence longer than the room in shmb_error is cut.
+  /// A sentence longer than the room in shmb_error is cut.
   Error(Status status, std::string_view sentence) noexcept {
     detail_.status = static_cast<std::int32_t>(status);
     const std::size_t length = sentence.copy(detail_.sentence, sizeof detail_.sentence - 1);
     detail_.sentence[length] = '\0';
   }
+  /// The sentence, the status, the errno behind it (0: none), and the C form with the numbers of a refusal. They live
+  /// as long as the Error.
   const char* what() const noexcept override { return detail_.sentence; }
   Status status() const noexcept { return static_cast<Status>(detail_.status); }
   int system_errno() const noexcept { return detail_.system_errno; }
@@ -55,11 +60,13 @@ class Error : public std::exception {
   shmb_error detail_{};
 };
 
-// A text that an options struct owns. It can be made from anything that holds characters, also from a std::string_view.
+/// A text that an options struct owns. It can be made from anything that holds characters, also from a
+/// std::string_view. A plain value.
 class Text : public std::string {
  public:
   using std::string::string;
   Text() noexcept = default;
+  /// Copies the characters of a view. Throws std::bad_alloc.
   Text(std::string text) noexcept : std::string(std::move(text)) {}
   Text(std::string_view text) : std::string(text) {}
 };
@@ -85,8 +92,9 @@ struct Nothing {};
 
 }  // namespace detail
 
-// A value or an Error: std::expected<T, Error> for C++20, with the same names and rules. For Result<void> the functions
-// of and_then and transform take no argument. value() throws the Error.
+/// A value or an Error: std::expected<T, Error> for C++20, with the same names and rules. For Result<void> the
+/// functions of and_then and transform take no argument. value() throws the Error. It is a plain value: it owns what it
+/// holds, and threads that share one must not change it at the same time.
 template <class T>
 class [[nodiscard]] Result {
   using Stored = std::conditional_t<std::is_void_v<T>, detail::Nothing, T>;
@@ -95,9 +103,11 @@ class [[nodiscard]] Result {
   using value_type = T;
   using error_type = Error;
 
+  /// A success without a value, a success with `value`, or a failure.
   Result() noexcept
     requires std::is_void_v<T>
       : value_() {}
+  /// A success that holds `value`. Throws only what the value throws as it is moved.
   Result(Stored value) noexcept(std::is_nothrow_move_constructible_v<Stored>)
     requires(!std::is_void_v<T>)
       : value_(std::move(value)) {}
@@ -126,27 +136,33 @@ class [[nodiscard]] Result {
   }
   ~Result() { drop(); }
 
+  /// Whether there is a value.
   bool has_value() const noexcept { return has_value_; }
   explicit operator bool() const noexcept { return has_value(); }
+  /// The error. Only where there is no value.
   const Error& error() const noexcept { return error_; }
 
+  /// The value. Only where there is one.
   Stored& operator*() & noexcept { return value_; }
   const Stored& operator*() const& noexcept { return value_; }
   Stored&& operator*() && noexcept { return std::move(value_); }
   Stored* operator->() noexcept { return &value_; }
   const Stored* operator->() const noexcept { return &value_; }
 
+  /// The value, or `other` in place of an error. Throws only what copies of a T throw.
   template <class U>
   T value_or(U&& other) const&
     requires(!std::is_void_v<T>)
   {
     return has_value() ? **this : static_cast<T>(std::forward<U>(other));
   }
+  /// The same, with the value moved out.
   template <class U>
       T value_or(U&& other) &&
       requires(!std::is_void_v<T>) { return has_value() ? *std::move(*this) : static_cast<T>(std::forward<U>(other)); }
 
-      // `call` takes the value and returns another Result, which is the outcome. An error stays as it is.
+      /// `call` takes the value and returns another Result, which is the outcome. An error stays as it is. Throws what
+      /// `call` throws.
       template <class Call>
       auto and_then(Call&& call) & {
     return chained(*this, std::forward<Call>(call));
@@ -159,7 +175,7 @@ class [[nodiscard]] Result {
   auto and_then(Call&& call) && {
     return chained(std::move(*this), std::forward<Call>(call));
   }
-  // `call` takes the value and returns that of the outcome. An error stays as it is.
+  /// `call` takes the value and returns that of the outcome. An error stays as it is. Throws what `call` throws.
   template <class Call>
   auto transform(Call&& call) & {
     return transformed(*this, std::forward<Call>(call));
@@ -172,7 +188,8 @@ class [[nodiscard]] Result {
   auto transform(Call&& call) && {
     return transformed(std::move(*this), std::forward<Call>(call));
   }
-  // `call` takes the error and returns a Result of the same type. A value stays as it is.
+  /// `call` takes the error and returns a Result of the same type. A value stays as it is. Throws what `call` throws;
+  /// the Status of the outcome is that of `call`.
   template <class Call>
   Result or_else(Call&& call) const& {
     static_assert(std::is_same_v<std::invoke_result_t<Call, const Error&>, Result>);
@@ -183,7 +200,7 @@ class [[nodiscard]] Result {
     static_assert(std::is_same_v<std::invoke_result_t<Call, const Error&>, Result>);
     return has_value() ? std::move(*this) : std::forward<Call>(call)(error());
   }
-  // `call` takes the error and returns another one.
+  /// `call` takes the error and returns another one. The Status is that of the new error. Throws what `call` throws.
   template <class Call>
   Result transform_error(Call&& call) const& {
     return has_value() ? *this : Result(Error(std::forward<Call>(call)(error())));
@@ -194,6 +211,7 @@ class [[nodiscard]] Result {
   }
 
 #if SHMBROKER_EXCEPTIONS
+  /// The value. Throws the Error if there is none.
   T value() && {
     if (!has_value()) throw error();
     if constexpr (!std::is_void_v<T>) return *std::move(*this);

@@ -32,35 +32,40 @@ inline std::int64_t limit_of(World& world, Timeout timeout, bool has_limit) {
 
 }  // namespace detail
 
-// The outcome of a call, shared by its copies.
+/// The outcome of a call, shared by its copies. Ownership: all copies own it together, and its world. Lifetime: it may
+/// outlive the world; what is not done then fails with closed. Threads: any, at the same time.
 template <class T>
 class Future {
  public:
   using Value = detail::Stored<T>;
 
-  // One that the program completes itself, by set_result or set_exception.
+  /// One that the program completes itself, by set_result or set_exception. Throws Error with closed if the process is
+  /// in no world.
   Future() : Future(detail::world(), false) {}
 
+  /// Whether it has a value or has failed. Throws nothing but what a mutex does.
   bool done() const {
     const std::lock_guard lock(state_->mutex);
     return state_->value || state_->error;
   }
-  // Serves meanwhile, as all waits do. Throws what made it fail; Status::deadline also where this wait was too short.
-  // The default: of a call, as long as that may take, which has a limit of its own unless it was given none. Of a
-  // future that the program completes itself, as long as calls may take by default (set_timeout, 60 s at first).
+  /// The value. A wait serves meanwhile, as all waits do. By default it takes as long as the call may take. A future
+  /// that the program completes itself has the time of calls by default (set_timeout, 60 s at first). Throws what made
+  /// the call fail, and Error with deadline, which is also that of a wait that was too short, closed or session_lost.
   T wait(Timeout timeout = {}) const {
     await(timeout);
     if constexpr (std::is_void_v<T>) (void)stored();
     else return stored();
   }
-  // The same, as often as one likes; of types that only move the first wait takes it.
+  /// The value of a future that is done, as often as one likes. Of types that only move the first call takes it. Throws
+  /// what made the call fail.
   Value stored() const {
     const std::lock_guard lock(state_->mutex);
     if (state_->error) std::rethrow_exception(state_->error);
     if constexpr (std::is_copy_constructible_v<Value>) return *state_->value;
     else return std::move(*state_->value);
   }
-  // Calls `call(future)` when it is done, by whoever serves; its result is the next future's, also what it throws.
+  /// Calls `call(future)` when it is done: now, or in a thread that serves. The result of `call`, or what it throws, is
+  /// that of the next future. Throws std::bad_alloc.
   template <class Call>
   auto then(Call call) const {
     using U = std::invoke_result_t<Call, Future>;
@@ -79,6 +84,8 @@ class Future {
     });
     return next;
   }
+  /// Calls `call(future)` when it is done: now, or in a thread that serves, where its exceptions are dropped. Throws
+  /// what `call` throws now.
   template <class Call>
   void when_done(Call call) const {
     {
@@ -92,6 +99,7 @@ class Future {
     }
     call(*this);
   }
+  /// Completes the future, with a value or with an error. Throws std::logic_error if it is complete already.
   template <class... V>
   void set_result(V&&... value) const {
     finish([&] { state_->value.emplace(std::forward<V>(value)...); });
@@ -100,7 +108,7 @@ class Future {
     finish([&] { state_->error = std::move(error); });
   }
 
-  // For the library.
+  /// For the library. Throws Error.
   static Future adopt(std::shared_ptr<detail::World> world, shmb_future* raw, const char* what) {
     const detail::FutureHandle handle(raw);
     Future out(std::move(world), true);
@@ -112,10 +120,12 @@ class Future {
     }
     return out;
   }
-  // `has_limit`: it ends by itself, by a call's deadline where nothing else ends it.
+  /// `has_limit`: it ends by itself, by a call's deadline where nothing else ends it. Throws std::bad_alloc.
   Future(std::shared_ptr<detail::World> world, bool has_limit)
       : state_(std::make_shared<State>(std::move(world), has_limit)) {}
+  /// Whether a call's deadline ends it.
   bool has_limit() const noexcept { return state_->has_limit; }
+  /// Waits without taking the value. Throws Error with deadline, closed or session_lost.
   void await(Timeout timeout) const {
     shmb_error error;
     const std::int64_t limit = detail::limit_of(*state_->world, timeout, has_limit());
@@ -171,8 +181,9 @@ class Future {
   std::shared_ptr<State> state_;
 };
 
-// All results in order. The first failure is thrown as soon as it is there. The default is that of wait(): where one of
-// them is completed by the program, the time that calls may take by default.
+/// All results in order. The first failure is thrown as soon as it is there. The default is that of wait(). If the
+/// program completes one of them, it is the time that calls may take by default. Throws what made a call fail, and
+/// Error with deadline, closed or session_lost.
 template <class T>
 auto wait_all(const std::vector<Future<T> >& futures, Timeout timeout = {}) {
   const auto world = detail::world();
@@ -216,12 +227,14 @@ auto wait_all(const std::vector<Future<T> >& futures, Timeout timeout = {}) {
 template <class T>
 class Remote;
 
-// Methods at the owner of a reference, with a timeout of their own: reference.within(30s).rpc_sync<int>("Counter.add",
-// 2). It holds the reference.
+/// Methods at the owner of a reference, with a timeout of their own: reference.within(30s).rpc_sync<int>("Counter.add",
+/// 2). Ownership: one reference of this worker. Lifetime: as that. Threads: any.
 template <class T>
 class Within {
  public:
+  /// For a reference and a time. Throws nothing.
   Within(Remote<T> reference, Timeout timeout) : reference_(std::move(reference)), timeout_(timeout) {}
+  /// Calls a method and gives its result, now or as a future. Throws what Remote::rpc_sync() throws.
   template <class R, class... A>
   R rpc_sync(std::string_view method, const A&... arguments) const {
     return rpc_async<R>(method, arguments...).wait();
@@ -230,7 +243,8 @@ class Within {
   Future<R> rpc_async(std::string_view method, const A&... arguments) const {
     return reference_.template call<R>(timeout_, method, arguments...);
   }
-  // A value that has not been made when the time is over has failed for good, for every worker.
+  /// Keeps the result at the owner. A value that has not been made when the time is over has failed for good, for every
+  /// worker. Throws what Remote::remote() throws.
   template <class R, class... A>
   Remote<R> remote(std::string_view method, const A&... arguments) const {
     return reference_.template create<R>(timeout_, method, arguments...);
@@ -241,12 +255,14 @@ class Within {
   Timeout timeout_;
 };
 
-// A reference to a value of type T, which lives at its owner. Copies are one reference of this worker.
+/// A reference to a value of type T, which lives at its owner. Ownership: copies share one reference of this worker,
+/// which keeps the value. Lifetime: it may outlive the world; calls then throw. Threads: any, at the same time.
 template <class T>
 class Remote {
  public:
+  /// To no value.
   Remote() = default;
-  // To an own value.
+  /// To a value of this worker. Throws Error with closed, or if the process is in no world.
   explicit Remote(detail::Stored<T> value)
     requires(!std::is_void_v<T>)
       : world_(detail::world()) {
@@ -262,10 +278,13 @@ class Remote {
     (void)object.release();
     adopt(raw);
   }
+  /// For the library. Throws std::bad_alloc.
   Remote(std::shared_ptr<detail::World> world, shmb_reference* adopted) : world_(std::move(world)) { adopt(adopted); }
+  /// Whether it refers to a value.
   explicit operator bool() const noexcept { return handle_ != nullptr; }
 
-  // The value, from wherever it is. A passed deadline ends this call only; the next one may have it.
+  /// The value, from wherever it is. A passed deadline ends this call only; the next one may have it. Throws Error with
+  /// owner_gone, closed or deadline, and what the creation of the value threw.
   T to_here(Timeout timeout = {}) const {
     if (is_owner()) {
       if constexpr (std::is_void_v<T>) (void)local(timeout);
@@ -276,13 +295,16 @@ class Remote {
       else return to_here_async(timeout).wait();
     }
   }
+  /// The same as a future. Throws Error with owner_gone or closed.
   Future<T> to_here_async(Timeout timeout = {}) const {
     shmb_future* raw = nullptr;
     shmb_error error;
     if (shmb_reference_fetch(c(), timeout.nanoseconds(), &raw, &error) != SHMB_OK) throw_failed(error);
     return Future<T>::adopt(world_, raw, "the value of a reference");
   }
-  // At the owner: the value itself, as long as there is a reference here.
+  /// At the owner: the value itself, as long as there is a reference here. It waits until the value is made. Throws
+  /// Error with invalid (this worker is not the owner) or deadline, std::invalid_argument for a value of another type,
+  /// and what its creation threw.
   std::add_lvalue_reference_t<T> local_value(Timeout timeout = {}) const
     requires(!std::is_void_v<T>)
   {
@@ -292,6 +314,8 @@ class Remote {
                                   detail::inside::demangled(typeid(T).name()));
     return *static_cast<T*>(object->address());
   }
+  /// The facts of the reference that this worker knows, as a whole or one by one: whether it is the owner's, whether
+  /// the owner has confirmed it, who owns it. Throws Error; std::logic_error if it is empty.
   shmb_reference_info info() const {
     shmb_reference_info info{};
     info.size = sizeof info;
@@ -306,20 +330,23 @@ class Remote {
     return {it.owner, it.owner_name};
   }
   std::string owner_name() const { return info().owner_name; }
+  /// How far the creation of the value is.
   enum class State : std::uint32_t {
     registered = SHMB_REFERENCE_REGISTERED,
     ready = SHMB_REFERENCE_READY,
     failed = SHMB_REFERENCE_FAILED,
   };
+  /// The state as this worker knows it. Throws as info().
   State state() const { return static_cast<State>(info().state); }
-  // Of a reference that remote() gave: when its value is made.
+  /// When its value is made, of a reference that remote() gave. Throws Error with not_found for other references.
   Future<void> created() const {
     shmb_future* raw = nullptr;
     shmb_error error;
     detail::check(shmb_reference_created(c(), &raw, &error), error);
     return Future<void>::adopt(world_, raw, "a creation");
   }
-  // The type's name at the owner: asked once.
+  /// The type's name at the owner, now or as a future. It is asked once. Throws Error with owner_gone, closed or
+  /// deadline.
   std::string type(Timeout timeout = {}) const { return type_async(timeout).wait(); }
   Future<std::string> type_async(Timeout timeout = {}) const {
     shmb_future* raw = nullptr;
@@ -346,38 +373,44 @@ class Remote {
     return out;
   }
 
-  // Methods at the owner, once the value is made.
+  /// Calls a method at the owner, once the value is made, and gives its result. Throws what the method threw, and Error
+  /// with no_function, worker_gone, owner_gone, closed, deadline or session_lost.
   template <class R, class... A>
   R rpc_sync(std::string_view method, const A&... arguments) const {
     return call<R>({}, method, arguments...).wait();
   }
+  /// The same as a future. Throws Error if it could not be sent.
   template <class R, class... A>
   Future<R> rpc_async(std::string_view method, const A&... arguments) const {
     return call<R>({}, method, arguments...);
   }
+  /// Keeps the result at the owner, and gives a reference to it at once. Throws Error if it could not be sent.
   template <class R, class... A>
   Remote<R> remote(std::string_view method, const A&... arguments) const {
     return create<R>({}, method, arguments...);
   }
+  /// The same with a time of their own instead of that of calls. Each throws as said above.
   Within<T> within(Timeout timeout) const { return {*this, timeout}; }
   template <class R, class... A>
   Remote<R> create(Timeout timeout, std::string_view method, const A&... arguments) const;
   template <class R, class... A>
   Future<R> call(Timeout timeout, std::string_view method, const A&... arguments) const;
 
+  /// The reference as torch prints it. Throws as info().
   std::string text() const {
     const shmb_reference_info it = info();
     return torch_words::reference_text(it.is_owner != 0, it.creator, it.number, it.fork_creator, it.fork);
   }
   friend std::ostream& operator<<(std::ostream& out, const Remote& reference) { return out << reference.text(); }
 
-  // For the library: how it travels.
+  /// For the library: how it travels. Throws std::logic_error outside of a call.
   void pack_value(detail::inside::Packer& packer) const {
     if (detail::packing == nullptr) throw std::logic_error(torch_words::kCannotPickle);
     detail::pack_number(packer, detail::kReferenceExtension, detail::packing->references.size());
     detail::packing->references.push_back(c());
     detail::packing->alive.push_back(handle_);
   }
+  /// For the library. Throws Error.
   void unpack_value(detail::inside::Reader& in) {
     const std::size_t number = detail::take_number(in, detail::kReferenceExtension);
     shmb_reference* raw = nullptr;
@@ -386,6 +419,7 @@ class Remote {
     world_ = detail::world();
     adopt(raw);
   }
+  /// The C handle, which this object keeps. Throws std::logic_error if it is empty.
   shmb_reference* c() const {
     if (!handle_) throw std::logic_error("an empty reference");
     return handle_.get();
@@ -412,6 +446,8 @@ class Remote {
 
 // ---------------------------------------------------------------- calls
 
+/// Calls a function by name at a worker, this one among them. Throws Error with not_found (no such worker),
+/// worker_gone, closed, limit or deadline if it could not be sent. The future has what happened later.
 template <class R, class... A>
 Future<R> rpc_async(const To& to, std::string_view function, const A&... arguments) {
   const auto world = detail::world();
@@ -424,11 +460,14 @@ Future<R> rpc_async(const To& to, std::string_view function, const A&... argumen
                 error);
   return Future<R>::adopt(world, raw, detail::inside::joined({"the result of \"", function, "\""}).c_str());
 }
+/// Calls a function and waits for its result. Throws what the function threw, and Error with no_function, worker_gone,
+/// owner_gone, closed, deadline or session_lost.
 template <class R, class... A>
 R rpc_sync(const To& to, std::string_view function, const A&... arguments) {
   return rpc_async<R>(to, function, arguments...).wait();
 }
-// Runs a function, or makes an object of a registered class, at a worker, and gives a reference to it at once.
+/// Runs a function, or makes an object of a registered class, at a worker, and gives a reference to it at once. Throws
+/// Error if it could not be sent, as rpc_async().
 template <class T, class... A>
 Remote<T> remote(const To& to, std::string_view function, const A&... arguments) {
   const auto world = detail::world();
@@ -442,6 +481,7 @@ Remote<T> remote(const To& to, std::string_view function, const A&... arguments)
   return Remote<T>(world, raw);
 }
 
+/// The bodies of two functions of Remote. They throw as said there.
 template <class T>
 template <class R, class... A>
 Future<R> Remote<T>::call(Timeout timeout, std::string_view method, const A&... arguments) const {
@@ -454,6 +494,7 @@ Future<R> Remote<T>::call(Timeout timeout, std::string_view method, const A&... 
     throw_failed(error);
   return Future<R>::adopt(world_, raw, detail::inside::joined({"the result of \"", method, "\""}).c_str());
 }
+/// As above. Throws Error.
 template <class T>
 template <class R, class... A>
 Remote<R> Remote<T>::create(Timeout timeout, std::string_view method, const A&... arguments) const {
@@ -469,6 +510,7 @@ Remote<R> Remote<T>::create(Timeout timeout, std::string_view method, const A&..
 
 // ---------------------------------------------------------------- the world
 
+/// How a worker joins its world.
 struct InitOptions {
   unsigned threads = 0;    // that serve; with none, calls of others are run while this worker waits, or serves
   Text address{};          // HOST:PORT; empty: MASTER_ADDR and MASTER_PORT
@@ -477,7 +519,10 @@ struct InitOptions {
   Timeout call_timeout{};  // of calls that name none; default: 60 s
 };
 
-// Joins the world; rank -1 and world_size 0 stand for the variables RANK and WORLD_SIZE. One world at a time.
+/// Joins the world; rank -1 and world_size 0 stand for the variables RANK and WORLD_SIZE. One world at a time. It
+/// returns when all workers have joined. Throws std::logic_error if this process is in a world; Error with invalid,
+/// exists (the rank or the name is taken), world_taken, not_ready, worker_gone, deadline (the sentence says who is
+/// missing), limit, local_only or no_broker.
 inline void init(std::string_view name, int rank = -1, int world_size = 0, const InitOptions& options = {}) {
   detail::Current& current = detail::current();
   std::shared_ptr<detail::World> before;
@@ -515,14 +560,17 @@ inline void init(std::string_view name, int rank = -1, int world_size = 0, const
   current.world = std::move(made);
 }
 
-// No other thread may be in to_here() or local_value() at the owner then, or use what they gave: the objects go.
+/// How a worker leaves its world. No other thread may be in to_here() or local_value() at the owner then, or use what
+/// they gave: the objects go.
 struct ShutdownOptions {
   bool graceful = true;
   Timeout timeout{};           // default: 5 minutes
   bool end_references = true;  // this worker's references are given up first
   bool ignore_leaks = true;    // what is left then is only counted
 };
-// Gives how many values here others still refer to. The world is left also when it throws.
+/// Leaves the world, also if it throws, and gives how many values here others still refer to. A graceful one serves
+/// until all workers have come here and no call is under way. Throws Error with deadline (the sentence says who has not
+/// come), leaking, session_lost or closed.
 inline std::uint32_t shutdown(const ShutdownOptions& options = {}) {
   const auto world = detail::world();
   shmb_remote_shutdown_options c{};
@@ -543,7 +591,8 @@ inline std::uint32_t shutdown(const ShutdownOptions& options = {}) {
   return leaks;
 }
 
-// Runs what others ask until the time is over (true) or the world was shut down (false). Without limit by default.
+/// Runs what others ask until the time is over (true) or the world was shut down (false). Without limit by default.
+/// Throws Error with session_lost.
 inline bool serve(Timeout timeout = {}) {
   shmb_error error;
   const int status = shmb_remote_serve(detail::world()->c(), timeout.nanoseconds(), &error);
@@ -552,8 +601,10 @@ inline bool serve(Timeout timeout = {}) {
   return true;
 }
 
+/// The rank of this worker, and the number of workers. Each throws Error if the process is in no world.
 inline int rank() { return shmb_remote_rank(detail::world()->c()); }
 inline int world_size() { return shmb_remote_world_size(detail::world()->c()); }
+/// A worker by name or rank; this one; all. Throws Error with not_found, or if the process is in no world.
 inline WorkerInfo worker_info(const To& to) {
   const auto world = detail::world();
   shmb_worker worker{};
@@ -568,11 +619,12 @@ inline std::vector<WorkerInfo> worker_infos() {
   for (int i = 0; i < world_size(); ++i) all.push_back(worker_info(i));
   return all;
 }
-// The timeout of later calls that name none; left out: 60 s.
+/// The timeout of later calls that name none; left out: 60 s. Throws Error with invalid for no_wait().
 inline void set_timeout(Timeout timeout) {
   shmb_error error;
   detail::check(shmb_remote_set_timeout(detail::world()->c(), timeout.nanoseconds(), &error), error);
 }
+/// How many values, references and calls there are; it asks the broker. Throws Error with closed.
 inline shmb_remote_counters counters() {
   shmb_remote_counters counters{};
   counters.size = sizeof counters;

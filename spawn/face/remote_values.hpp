@@ -42,9 +42,11 @@ class Remote;
 template <class T>
 class Future;
 
+/// A worker of the world. A plain value; it may die, and another process may take its place.
 struct WorkerInfo {
   int rank = -1;
   std::string name;
+  /// The rank, by its name in torch.
   int id() const noexcept { return rank; }
   friend auto operator<=>(const WorkerInfo&, const WorkerInfo&) = default;
   friend std::ostream& operator<<(std::ostream& out, const WorkerInfo& info) {
@@ -52,21 +54,25 @@ struct WorkerInfo {
   }
 };
 
-// The worker that a call goes to, and the time that it may take: remote::at("b").within(500ms), or just "b", 1, an
-// info.
+/// The worker that a call goes to, and the time that it may take: remote::at("b").within(500ms), or just "b", 1, an
+/// info. A plain value.
 class To {
  public:
+  /// By rank, by name, or by an info, which counts by its rank. Throws std::bad_alloc.
   To(int rank) : rank_(rank) {}
   To(const char* name) : name_(name) {}
   To(std::string name) : name_(std::move(name)) {}
   To(std::string_view name) : name_(name) {}
   To(const WorkerInfo& info) : rank_(info.rank) {}
+  /// The same worker with a time of its own; default: set_timeout(). Throws std::bad_alloc.
   To within(Timeout timeout) const {
     To out = *this;
     out.timeout_ = timeout;
     return out;
   }
+  /// The time as the C functions take it.
   std::int64_t timeout() const noexcept { return timeout_.nanoseconds(); }
+  /// The rank in a world. Throws Error with not_found if no worker has the name.
   int rank(shmb_remote* world) const {
     if (!name_) return rank_;
     shmb_worker worker{};
@@ -81,12 +87,14 @@ class To {
   std::optional<std::string> name_;
   Timeout timeout_;
 };
+/// For within(). Throws std::bad_alloc.
 inline To at(To to) { return to; }
 
-// An exception of a function of another worker: its type, place and words. Standard exceptions, and those registered,
-// are thrown again as what they were: catch either that or this.
+/// An exception of a function of another worker: its type, place and words. Standard exceptions, and those registered,
+/// are thrown again as what they were: catch either that or this. A plain value.
 class RemoteFailure {
  public:
+  /// None; from the C form. Throws std::bad_alloc.
   RemoteFailure() = default;
   explicit RemoteFailure(const shmb_remote_failure& c)
       : status_(static_cast<Status>(c.status)),
@@ -96,7 +104,7 @@ class RemoteFailure {
         trace_(c.trace) {
     for (std::size_t i = 0; i < c.cause_count; ++i) causes_.push_back({c.causes[i].type, c.causes[i].text});
   }
-  // One of its causes, as a failure of its own with those behind it.
+  /// One of its causes, as a failure of its own with those behind it. Throws std::bad_alloc.
   RemoteFailure cause(std::size_t number) const {
     RemoteFailure out(*this);
     out.type_ = causes_[number].type;
@@ -105,14 +113,17 @@ class RemoteFailure {
     out.causes_.erase(out.causes_.begin(), out.causes_.begin() + static_cast<std::ptrdiff_t>(number) + 1);
     return out;
   }
+  /// Status::raised for an exception of the function; the worker where it happened; the exception's type, words and
+  /// stack. They live as long as the object.
   Status status() const noexcept { return status_; }
   const WorkerInfo& origin() const noexcept { return origin_; }
   const std::string& type() const noexcept { return type_; }
   const std::string& text() const noexcept { return text_; }
   const std::string& trace() const noexcept { return trace_; }
-  // The exceptions that it was thrown from (std::throw_with_nested), the last one first. std::rethrow_if_nested throws
-  // the first of them.
+  /// The exceptions that it was thrown from (std::throw_with_nested), the last one first. std::rethrow_if_nested throws
+  /// the first of them.
   const std::vector<RaisedCause>& causes() const noexcept { return causes_; }
+  /// A text of all, to print. Throws std::bad_alloc.
   std::string message() const {
     return "On WorkerInfo(id=" + std::to_string(origin_.rank) + ", name=" + origin_.name + "):\n" + trace_ +
            (type_.empty() ? "" : type_ + ": ") + text_ + shmbroker::detail::causes_text(causes_);
@@ -124,16 +135,20 @@ class RemoteFailure {
   std::string type_, text_, trace_;
   std::vector<RaisedCause> causes_;
 };
+/// A failure that is also an exception of type E, as the function threw it. A plain value.
 template <class E>
 class Raised : public E, public RemoteFailure {
  public:
+  /// Made by the library. Throws std::bad_alloc.
   explicit Raised(const RemoteFailure& failure) : E(failure.message()), RemoteFailure(failure) {}
 };
 using RemoteException = Raised<std::runtime_error>;
 
-// Nothing is registered by the name of the call at that worker, or two functions are: status() is no_function.
+/// Nothing is registered by the name of the call at that worker, or two functions are: status() is no_function. A plain
+/// value.
 class NoFunction : public Error, public RemoteFailure {
  public:
+  /// Made by the library. Throws std::bad_alloc.
   NoFunction(const Error& error, const RemoteFailure& failure) : Error(error), RemoteFailure(failure) {}
   using Error::status;
 };
@@ -343,10 +358,12 @@ inline std::size_t take_number(inside::Reader& in, std::int8_t kind) {
 
 }  // namespace detail
 
-// Memory to be sent: from 64 KiB on a region, which the receiver maps instead of copying it. Copies share it; whoever
-// has it may write, and the others see it.
+/// Memory to be sent: from 64 KiB on a region, which the receiver maps instead of copying it. Ownership: copies share
+/// the memory. Lifetime: as the last copy. Threads: any; each holder may write, and the others see it.
 class Bytes {
  public:
+  /// None; `size` zero bytes; or a copy of a text. Throws std::bad_alloc; above 64 KiB Error as a create of a region
+  /// does, or if the process is in no world.
   Bytes() = default;
   explicit Bytes(std::size_t size) : size_(size) {
     if (size <= SHMB_REMOTE_INLINE) {
@@ -363,6 +380,7 @@ class Bytes {
   explicit Bytes(std::string_view text) : Bytes(text.size()) {
     if (!text.empty()) std::memcpy(data_, text.data(), text.size());
   }
+  /// The memory, as bytes, as text, or as many whole T as fit. It is valid as long as a copy exists.
   std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
   std::span<std::byte> bytes() const noexcept { return {data_, size_}; }
@@ -372,9 +390,10 @@ class Bytes {
     static_assert(std::is_trivially_copyable_v<T>, "shared memory holds objects that are their bytes");
     return {reinterpret_cast<T*>(data_), size_ / sizeof(T)};
   }
+  /// Whether the receiver maps it.
   bool is_region() const noexcept { return region_ != nullptr; }
 
-  // For the library: how it travels.
+  /// For the library: how it travels. Throws std::logic_error for a region outside of a remote call.
   void pack_value(detail::inside::Packer& packer) const {
     if (region_ == nullptr) return packer.binary(data_, size_);
     if (detail::packing == nullptr) throw std::logic_error("Bytes in a region can only be packed for a remote call");
@@ -384,6 +403,7 @@ class Bytes {
     detail::packing->regions.push_back(region_.get());
     detail::packing->alive.push_back(region_);
   }
+  /// For the library. Throws Error.
   void unpack_value(detail::inside::Reader& in) {
     if (in.peek().kind == detail::inside::Reader::Kind::binary) {
       *this = Bytes(in.bytes());
@@ -694,15 +714,16 @@ inline void serve_request(void*, shmb_request* request) noexcept {
 
 // ---------------------------------------------------------------- what may be called
 
-// Registers a function by name. Its result goes to the caller. If the result is a Future, the Future's value goes
-// there.
+/// Registers a function by name. Its result goes to the caller. If the result is a Future, the Future's value goes
+/// there. Call it before init(), as the macros below do. Returns true, for them. Throws std::bad_alloc.
 template <class R, class... P>
 bool register_function(std::string_view name, R (*function)(P...)) {
   return detail::enter(name, function, [function](shmb_request* request) {
     detail::invoke<R, P...>(request, function, std::index_sequence_for<P...>());
   });
 }
-// A class, made by remote() from arguments of these types.
+/// A class, made by remote() from arguments of these types. The rest is as for register_function(). Throws
+/// std::bad_alloc.
 template <class C, class... P>
 bool register_class(std::string_view name) {
   bool (*const mark)(std::string_view) = &register_class<C, P...>;
@@ -725,7 +746,8 @@ bool register_class(std::string_view name) {
     (void)shmb_request_answer_object(request, made.release(), type.c_str(), nullptr);
   });
 }
-// Methods, called through references: reference.rpc_sync<int>("Counter.add", 2).
+/// Methods, called through references: reference.rpc_sync<int>("Counter.add", 2). The rest is as for
+/// register_function(). Throws std::bad_alloc.
 template <class R, class C, class... P>
 bool register_method(std::string_view name, R (C::*method)(P...)) {
   return detail::enter(name, method, [method](shmb_request* request) {
@@ -737,6 +759,7 @@ bool register_method(std::string_view name, R (C::*method)(P...)) {
         std::make_index_sequence<sizeof...(P) + 1>());
   });
 }
+/// The same for a const method. Throws std::bad_alloc.
 template <class R, class C, class... P>
 bool register_method(std::string_view name, R (C::*method)(P...) const) {
   return detail::enter(name, method, [method](shmb_request* request) {
@@ -748,7 +771,8 @@ bool register_method(std::string_view name, R (C::*method)(P...) const) {
         std::make_index_sequence<sizeof...(P) + 1>());
   });
 }
-// An exception type that can be made from a std::string: thrown again where it was called from.
+/// An exception type that can be made from a std::string: thrown again where it was called from. Returns true. Throws
+/// std::bad_alloc.
 template <class E>
 bool register_exception() {
   detail::exceptions()[detail::inside::demangled(typeid(E).name())] = [](const RemoteFailure& failure) {

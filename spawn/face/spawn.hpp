@@ -35,17 +35,20 @@
 
 namespace shmbroker {
 
+/// How ranks are made: a new program, a fork of this process, or a fork of a server that has one thread.
 enum class StartMethod : std::uint32_t {
   spawn = SHMB_START_SPAWN,
   fork = SHMB_START_FORK,
   forkserver = SHMB_START_FORKSERVER,
 };
+/// Where a rank's output goes.
 enum class Stdio : std::uint32_t {
   inherit = SHMB_STDIO_INHERIT,
   null = SHMB_STDIO_NULL,
   files = SHMB_STDIO_FILES,
   prefix = SHMB_STDIO_PREFIX,
 };
+/// The end of a rank. See enum shmb_failure_kind.
 enum class FailureKind : std::uint32_t {
   raised = SHMB_FAILURE_RAISED,
   exited = SHMB_FAILURE_EXITED,
@@ -54,12 +57,14 @@ enum class FailureKind : std::uint32_t {
   never_started = SHMB_FAILURE_NEVER_STARTED,
   supervisor_lost = SHMB_FAILURE_SUPERVISOR_LOST,
 };
+/// Whether the ranks run, or how they ended.
 enum class RanksState : std::uint32_t {
   running = SHMB_PROCESSES_RUNNING,
   succeeded = SHMB_PROCESSES_SUCCEEDED,
   failed = SHMB_PROCESSES_FAILED,
 };
 
+/// How ranks are started, and ended after a failure. See shmb_spawn_options for the fields.
 struct SpawnOptions {
   int nprocs = 1;
   bool join = true;     // spawn() returns when all have ended
@@ -84,7 +89,7 @@ struct SpawnOptions {
   std::vector<std::string> command{};  // its arguments
 };
 
-// The end of one rank that failed.
+/// The end of one rank that failed. A plain value. Times are nanoseconds; `time_ns` is CLOCK_MONOTONIC.
 struct RankFailure {
   FailureKind kind = FailureKind::exited;
   int rank = -1, pid = 0, exit_code = 0, signal = 0;
@@ -95,6 +100,7 @@ struct RankFailure {
   std::vector<RaisedCause> causes{};  // the exceptions that it was thrown from, the latest first
   friend bool operator==(const RankFailure&, const RankFailure&) = default;
 
+  /// From the C form. Throws std::bad_alloc.
   [[gnu::cold]] static RankFailure from_c(const shmb_failure& c) {
     RankFailure one;
     one.kind = static_cast<FailureKind>(c.kind);
@@ -111,13 +117,14 @@ struct RankFailure {
     for (std::size_t i = 0; i < c.cause_count; ++i) one.causes.push_back({c.causes[i].type, c.causes[i].text});
     return one;
   }
+  /// A sentence of the library, with the names of this API. Throws std::bad_alloc.
   [[gnu::cold]] static std::string in_words_of_cxx(const std::string& sentence) {
     shmb_error error{};
     if (sentence.size() >= sizeof error.sentence || sentence.find("shmb_") == sentence.npos) return sentence;
     (void)sentence.copy(error.sentence, sentence.size());
     return Error(error).what();
   }
-  // Packed as an array, which rethrow_msgpack() reads.
+  /// Packed as an array, which rethrow_msgpack() reads. Throws std::bad_alloc.
   [[gnu::cold]] void pack_value(detail::Packer& packer) const {
     packer.array(18);
     packer.whole(static_cast<std::uint32_t>(kind));
@@ -132,6 +139,7 @@ struct RankFailure {
       packer.text(one.type), packer.text(one.text);
     }
   }
+  /// The reverse. Throws std::runtime_error or std::invalid_argument for other bytes.
   [[gnu::cold]] void unpack_value(detail::Reader& in) {
     using detail::Codec;
     if (in.array() != 18) throw detail::TypeError();
@@ -179,16 +187,19 @@ class SharedFailures {
 };
 }  // namespace detail
 
-// The ranks failed. It holds the first failure in time and all others after it. A failure that only echoes another
-// rank's end comes after that one. It survives msgpack with all its fields.
+/// The ranks failed. It holds the first failure in time and all others after it. A failure that only echoes another
+/// rank's end comes after that one. It survives msgpack with all its fields. A plain value: copies share the failures.
 class ProcessException : public std::runtime_error {
  public:
+  /// From the failures, of which there is at least one. Throws std::out_of_range for none.
   explicit ProcessException(std::vector<RankFailure> failures)
       : std::runtime_error(failures.at(0).message), failures_(std::move(failures)) {}
+  /// The first failure, all failures, and the rank and process of the first. They live as long as a copy of this.
   const RankFailure& failure() const noexcept { return failures_->front(); }
   const std::vector<RankFailure>& failures() const noexcept { return *failures_; }
   int error_index() const noexcept { return failure().rank; }
   int error_pid() const noexcept { return failure().pid; }
+  /// The failures as bytes, for rethrow_msgpack() in another process. Throws std::bad_alloc.
   std::string to_msgpack() const {
     detail::Packer packer;
     detail::Codec<std::vector<RankFailure> >::pack(packer, *failures_, {});
@@ -198,19 +209,22 @@ class ProcessException : public std::runtime_error {
  private:
   detail::SharedFailures failures_;
 };
-// The function of the rank threw.
+/// The function of the rank threw. A plain value.
 class ProcessRaisedException : public ProcessException {
  public:
   using ProcessException::ProcessException;
 };
-// The rank ended by exit code or signal, or without finishing its function.
+/// The rank ended by exit code or signal, or without finishing its function. A plain value.
 class ProcessExitedException : public ProcessException {
  public:
   using ProcessException::ProcessException;
+  /// How the rank ended. The code of a signal is its number, negative; the name is empty without a signal.
   int exit_code() const noexcept { return failure().exit_code; }
   const std::string& signal_name() const noexcept { return failure().signal_name; }
 };
 
+/// Throws the exception that fits the first failure: ProcessRaisedException, ProcessExitedException or
+/// ProcessException.
 [[noreturn, gnu::cold]] inline void throw_failures(std::vector<RankFailure> failures) {
   switch (failures.at(0).kind) {
     case FailureKind::raised:
@@ -225,7 +239,8 @@ class ProcessExitedException : public ProcessException {
   }
   throw ProcessException(std::move(failures));
 }
-// Throws the exception again that to_msgpack() packed.
+/// Throws the exception again that to_msgpack() packed. Throws std::invalid_argument or std::runtime_error for other
+/// bytes.
 [[noreturn, gnu::cold]] inline void rethrow_msgpack(std::string_view bytes) {
   detail::Reader in(bytes);
   throw_failures(detail::Codec<std::vector<RankFailure> >::unpack(in));
@@ -372,13 +387,14 @@ template <class F>
 concept RankFunction = requires(std::string_view name, F&& function) { register_plain(name, +function); };
 }  // namespace detail
 
-// Makes a function callable in ranks under a name. Its first parameter is the rank. Its return value goes to the
-// parent.
+/// Makes a function callable in ranks under a name. Its first parameter is the rank. Its return value goes to the
+/// parent. Call it before spawn_child(), as the macro below does. Returns true. Throws std::bad_alloc.
 template <class R, class... P>
 bool register_function(std::string_view name, R (*function)(int, P...)) {
   return detail::register_plain(name, function);
 }
-// The same for an object that converts to such a function: a lambda without captures, a function that is noexcept.
+/// The same for an object that converts to such a function: a lambda without captures, a function that is noexcept.
+/// Throws std::bad_alloc.
 template <class F>
 bool register_function(std::string_view name, F&& function) {
   static_assert(
@@ -395,8 +411,9 @@ bool register_function(std::string_view name, F&& function) {
   [[maybe_unused]] static const bool SHMBROKER_SPAWN_JOIN(shmbroker_spawned_, __COUNTER__) = \
       ::shmbroker::register_function(name, function)
 
-// The first line of main. In a rank it runs the rank's function and returns main's return value. Otherwise it returns
-// nullopt. The fork server calls `preload` once, before it makes the ranks and while it has one thread.
+/// The first line of main. In a rank it runs the rank's function and returns main's return value. Otherwise it returns
+/// nullopt. The fork server calls `preload` once, before it makes the ranks and while it has one thread. Throws what
+/// `preload` throws; a throw of the rank's function goes to the parent.
 inline std::optional<int> spawn_child(int /*argc*/, char** /*argv*/, void (*preload)() = nullptr) {
   shmb_rank_info info{};
   info.size = sizeof info;
@@ -426,11 +443,12 @@ class SessionOfRanks final : public SessionSource {
 };
 }  // namespace detail
 
-// A set of ranks. Ownership: it owns the ranks and moves only; the destructor waits for them, or ends them
-// (SpawnOptions::daemon). Threads: any thread may call it, also several at once. Lifetime: independent of other
-// handles.
+/// A set of ranks. Ownership: it owns the ranks and moves only; the destructor waits for them, or ends them
+/// (SpawnOptions::daemon). Threads: any thread may call it, also several at once. Lifetime: independent of other
+/// handles.
 class ProcessContext {
  public:
+  /// Takes over a C handle. `lent`: what goes when the ranks have ended.
   explicit ProcessContext(shmb_processes* adopted, detail::Handle<detail::Lent> lent = {}, int first_rank = 0) noexcept
       : first_rank_(first_rank), lent_(std::move(lent)), handle_(adopted) {}
   ProcessContext(ProcessContext&&) noexcept = default;
@@ -442,7 +460,9 @@ class ProcessContext {
     return *this;
   }
 
-  // Waits without limit by default. `voluntary` as in the options, from now on; default: as it was.
+  /// Waits until all ranks have ended, without limit by default. The outcome never changes once it is known.
+  /// `voluntary` as in the options, from now on; default: as it was. At the deadline the state is `running`. Status:
+  /// invalid.
   Result<RanksState> try_join(Timeout timeout = {}, Timeout voluntary = {}) noexcept {
     const auto begun = std::chrono::steady_clock::now();
     std::uint32_t state = 0;
@@ -458,14 +478,15 @@ class ProcessContext {
     }
     return static_cast<RanksState>(state);
   }
-  // True: all have ended well. False: the deadline passed with ranks left. Throws ProcessException if a rank failed,
-  // the same one at each call, and Error for other failures.
+  /// True: all have ended well. False: the deadline passed with ranks left. Throws ProcessException if a rank failed,
+  /// the same one at each call, and Error for other failures.
   bool join(Timeout timeout = {}, Timeout voluntary = {}) {
     const RanksState state = try_join(timeout, voluntary).value();
     if (state == RanksState::failed) throw_failures(failures());
     return state == RanksState::succeeded;
   }
-  // The failures after the end: the cause first, ranks that the supervisor ended last.
+  /// The failures after the end: the cause first, ranks that the supervisor ended last. Empty while ranks run, and
+  /// after success. Throws std::bad_alloc.
   [[gnu::cold]] std::vector<RankFailure> failures() const {
     std::vector<RankFailure> all(shmb_processes_failures(handle_.get()));
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -475,6 +496,7 @@ class ProcessContext {
     }
     return all;
   }
+  /// The process numbers by local rank. Throws std::bad_alloc.
   std::vector<int> pids() const {
     std::size_t count = 0;
     (void)shmb_processes_pids(handle_.get(), nullptr, 0, &count, nullptr);
@@ -482,8 +504,10 @@ class ProcessContext {
     (void)shmb_processes_pids(handle_.get(), all.data(), all.size(), &count, nullptr);
     return all;
   }
+  /// Sends SIGTERM, and after the grace SIGKILL, to all ranks; or SIGKILL `at_once`. It does not wait.
   void end(bool at_once = false) noexcept { (void)shmb_processes_end(handle_.get(), at_once, nullptr); }
-  // Returns the value that the function of a local rank returned. Throws Error: no such value, or another type.
+  /// Returns the value that the function of a local rank returned. Throws Error: no such value, or another type. It
+  /// attaches the regions in it. Throws Error with not_found before the end.
   template <class T>
   T result(int local_rank) const {
     const void* data = nullptr;
@@ -495,6 +519,7 @@ class ProcessContext {
     const detail::AttachBy by(source);
     return detail::unpack_result<T>(first_rank_ + local_rank, data, static_cast<std::size_t>(length));
   }
+  /// The C handle, which this object keeps.
   shmb_processes* c() const noexcept { return handle_.get(); }
 
  private:
@@ -550,7 +575,9 @@ inline Timeout attach_time(const SpawnOptions& options) {
 
 }  // namespace detail
 
-// Starts ranks of a registered function and returns when they run. Throws Error: the ranks could not be started.
+/// Starts ranks of a registered function and returns when they run. Regions among the arguments are lent to the ranks.
+/// After an error no rank is left. Statuses: invalid, system (a program that cannot be executed), limit (too many bytes
+/// of arguments), no_broker, exists (the group's name), deadline. Throws what packing of an argument throws.
 template <class... A>
 Result<ProcessContext> try_start_processes(std::string_view function, const SpawnOptions& options,
                                            const A&... arguments) {
@@ -564,21 +591,26 @@ Result<ProcessContext> try_start_processes(std::string_view function, const Spaw
     return error;
   }
 }
+/// The same, and waits for the ranks unless options.join is false. Throws Error with the same status; ProcessException
+/// if a rank failed.
 template <class... A>
 ProcessContext start_processes(std::string_view function, const SpawnOptions& options, const A&... arguments) {
   ProcessContext context = try_start_processes(function, options, arguments...).value();
   if (options.join) context.join();
   return context;
 }
-// As torch's spawn: waits for the ranks unless options.join is false. Throws ProcessException if a rank failed.
+/// As torch's spawn: waits for the ranks unless options.join is false. Throws ProcessException if a rank failed.
 template <class... A>
 ProcessContext spawn(std::string_view function, const SpawnOptions& options, const A&... arguments) {
   return start_processes(function, options, arguments...);
 }
-// Starts ranks of any command: `options.command` with its arguments.
+/// Starts ranks of any command: `options.command` with its arguments. Statuses: those of try_start_processes(). Throws
+/// std::bad_alloc.
 inline Result<ProcessContext> try_spawn_command(const SpawnOptions& options) {
   return detail::start(options, SHMB_START_COMMAND, {}, {});
 }
+/// The same, and waits for the ranks unless options.join is false. Throws Error with the same status; ProcessException
+/// if a rank failed.
 inline ProcessContext spawn_command(const SpawnOptions& options) {
   ProcessContext context = try_spawn_command(options).value();
   if (options.join) context.join();
@@ -664,16 +696,20 @@ class Exchange {
 template <class T>
 using Taken = typename shmbroker::detail::AsValue<T>::type;
 
+/// The rank of this process, and how many there are. Each throws Error with not_found if this process is no rank.
 inline int rank() { return detail::info().rank; }
 inline int world_size() { return detail::info().world_size; }
 
+/// No rank returns before all have called. Ranks call under one name in the same order. Throws Error with deadline,
+/// peer_gone (the sentence names the rank) or not_found (this process is no rank).
 inline void barrier(Timeout timeout = {}, std::string_view name = {}) {
   shmb_error error;
   detail::check(shmb_rank_barrier(detail::CText(name).get(), timeout.nanoseconds(), &error), error);
 }
-// Every rank gets the root's value. It can be anything that may be an argument of a function. A text arrives as a
-// std::string, also from a std::string_view or a literal. For a region the other ranks pass an empty one
-// (`Region(nullptr)`). Every rank gets a handle of its own, and the call returns when all have attached.
+/// Every rank gets the root's value. It can be anything that may be an argument of a function. A text arrives as a
+/// std::string, also from a std::string_view or a literal. For a region the other ranks pass an empty one
+/// (`Region(nullptr)`). Every rank gets a handle of its own, and the call returns when all have attached. At most 1
+/// MiB. Throws Error as barrier(), or with limit; and what packing throws.
 template <class T>
 Taken<T> broadcast(const T& value, int root = 0, Timeout timeout = {}, std::string_view name = {}) {
   const shmb_rank_info info = detail::info();
@@ -690,6 +726,7 @@ Taken<T> broadcast(const T& value, int root = 0, Timeout timeout = {}, std::stri
   const detail::Bytes owned{data};
   return exchange.take(lends, [&] { return detail::unpacked<Taken<T> >(data, length); });
 }
+/// Every rank gets all values, by local rank. All together they have at most 16 MiB. Throws as broadcast().
 template <class T>
 std::vector<Taken<T> > all_gather(const T& value, Timeout timeout = {}, std::string_view name = {}) {
   const shmb_rank_info info = detail::info();
@@ -712,11 +749,13 @@ std::vector<Taken<T> > all_gather(const T& value, Timeout timeout = {}, std::str
   });
 }
 
-// The store: small values by key.
+/// The store: small values by key, up to 1 MiB each and 64 MiB in all. set() replaces a value. Throws Error with limit,
+/// peer_gone (the supervisor has ended) or not_found (this process is no rank).
 inline void set(std::string_view key, std::string_view value) {
   shmb_error error;
   detail::check(shmb_rank_set(detail::CText(key).get(), value.data(), value.size(), &error), error);
 }
+/// The value, or none. Throws Error with peer_gone.
 inline std::optional<std::string> get(std::string_view key) {
   void* data = nullptr;
   std::uint64_t length = 0;
@@ -727,6 +766,7 @@ inline std::optional<std::string> get(std::string_view key) {
   const detail::Bytes owned{data};
   return std::string(static_cast<const char*>(data), length);
 }
+/// The value, as soon as a rank has set it. Throws Error with deadline or peer_gone.
 inline std::string wait(std::string_view key, Timeout timeout = {}) {
   void* data = nullptr;
   std::uint64_t length = 0;
@@ -735,7 +775,8 @@ inline std::string wait(std::string_view key, Timeout timeout = {}) {
   const detail::Bytes owned{data};
   return {static_cast<const char*>(data), length};
 }
-// Returns the value that the key has afterwards.
+/// Sets the key if it has the expected value; a key without a value has the empty one. Returns the value that the key
+/// has afterwards. Throws Error with limit or peer_gone.
 inline std::string compare_exchange(std::string_view key, std::string_view expected, std::string_view desired) {
   void* data = nullptr;
   std::uint64_t length = 0;
@@ -746,12 +787,15 @@ inline std::string compare_exchange(std::string_view key, std::string_view expec
   const detail::Bytes owned{data};
   return {static_cast<const char*>(data), length};
 }
+/// Removes the value and tells whether there was one. Throws Error with peer_gone.
 inline bool erase(std::string_view key) {
   std::uint32_t existed = 0;
   shmb_error error;
   detail::check(shmb_rank_delete(detail::CText(key).get(), &existed, &error), error);
   return existed != 0;
 }
+/// Adds to the decimal number of the key, 0 if it has none, and returns the sum. Throws Error with invalid (the value
+/// is no number, or the sum is too large) or peer_gone.
 inline std::int64_t add(std::string_view key, std::int64_t amount) {
   std::int64_t sum = 0;
   shmb_error error;

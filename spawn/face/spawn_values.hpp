@@ -61,12 +61,14 @@ inline constexpr bool travels_as_container<Text> = true;
     ::shmbroker::detail::unpack_fields(shmbroker_in __VA_OPT__(, ) __VA_ARGS__);   \
   }
 
-// The address of a queue, with which a rank opens an end of its own. A Queue as an argument travels as its address.
+/// The address of a queue, with which a rank opens an end of its own. A Queue as an argument travels as its address. A
+/// plain value.
 struct QueueAddress {
   std::uint64_t pool = 0;
   std::string name{};
   std::uint32_t role = 0;  // the ends that its giver had, SHMB_QUEUE_READER and _WRITER; 0: not said
   SHMBROKER_FIELDS(pool, name, role)
+  /// From a Queue of this process. Throws std::bad_alloc.
   template <class Queue>
   static QueueAddress of(const Queue& queue) {
     const auto info = queue.info();
@@ -74,8 +76,8 @@ struct QueueAddress {
   }
 };
 
-// The session of this process as a rank, in the group of the ranks. The first call makes it; it lives as long as the
-// process.
+/// The session of this process as a rank, in the group of the ranks. The first call makes it; it lives as long as the
+/// process. Threads: any. Throws Error as Session::connect() does.
 inline const Session& rank_session() {
   static const Session* const session = new Session(Session::connect());  // goes with the process
   return *session;

@@ -23,7 +23,7 @@
 
 namespace shmbroker {
 
-// The exception that another one was thrown from: it was caught at that moment.
+/// The exception that another one was thrown from: it was caught at that moment. A plain value.
 struct RaisedCause {
   std::string type, text;
   friend bool operator==(const RaisedCause&, const RaisedCause&) = default;
