@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C face of GPU memory: regions on a CUDA device that the broker names, counts and frees like those of the host, so
- * that they outlive who made them and go when the last user is gone. The rules of shmbroker.h hold: statuses and
- * sentences, options that begin with `size`, nanoseconds, no thread, no signal handler, nothing printed.
+/* The C face of GPU memory: regions on a CUDA device that the broker names, counts and frees like those of the host.
+ * They outlive their maker and go when the last user is gone. The rules of shmbroker.h hold: statuses and sentences,
+ * options that begin with `size`, nanoseconds, no thread, no signal handler, nothing printed.
  *
  *  - No cuda.h is needed here, and no libcuda to link or to start: the driver is loaded at the first call. Where it
  *    cannot be, every function that needs it answers NO_DRIVER, STUB_DRIVER, DRIVER_TOO_OLD or NO_DEVICE and the rest
  *    of the library works. A device pointer is a number (CUdeviceptr), a stream is a void* (CUstream, cudaStream_t).
  *  - A failure of the driver names the function, its CUresult and the region. After a sticky error (an illegal address,
- *    an assertion in a kernel) the calls that need the driver answer CONTEXT_POISONED; handles can still be released,
+ *    an assertion in a kernel) the calls that need the driver answer CONTEXT_POISONED. Handles can still be released,
  *    and the broker is told.
  *  - CUDA does not survive fork: a forked child gets FORKED_CHILD from everything here and may only release its
- * handles. Start processes that use the GPU with spawn.
+ *    handles. Start processes that use the GPU with spawn.
  *  - Devices are named by UUID, which is that of the MIG instance under MIG; ordinals differ between processes.
  *  - Read-only is a guard against accidents (the driver is asked to refuse the store), and who holds a region may map
  *    it again. The right to import it is what bounds others.
- *  - Work on the device that uses a region must have been enqueued by its user before he releases it; the library
- *    waits for the device before it takes a mapping away.
+ *  - Work on the device that uses a region must have been enqueued before its user releases it. The library waits for
+ *    the device before it takes a mapping away.
  *  - Waiting for the device has a deadline, after which nothing has changed and the call can be made again. The driver
  *    has none: it is asked again and again what became of the work, which it can be from CUDA 12.5 on. On an older one
  *    (SHMB_GPU_DEVICE_BOUNDED_WAITS is not set) those calls wait as long as it takes.
@@ -99,7 +99,7 @@ SHMB_API int shmb_gpu_allocate(shmb_session* session, uint64_t length, const shm
                                shmb_gpu_region** region, shmb_error* error) SHMB_NOEXCEPT;
 
 /** A region over memory that another allocator made with cuMemCreate (expandable segments of PyTorch, JAX): `pointer`
- * to `pointer + length`, any part; the allocations around it are shared whole and shmb_gpu_region_info tells the
+ * to `pointer + length`, any part. The allocations around it are shared whole, and shmb_gpu_region_info tells the
  * offset. The other allocator keeps its mapping and frees it when it likes; the memory stays while the region does.
  * Errors: NOT_EXPORTABLE (made without a handle for descriptors, or by cudaMalloc: use shmb_gpu_lend), INVALID. */
 SHMB_API int shmb_gpu_adopt(shmb_session* session, shmb_gpu_pointer pointer, uint64_t length, shmb_gpu_region** region,
@@ -118,8 +118,9 @@ typedef struct shmb_gpu_tensor {
 } shmb_gpu_tensor;
 
 enum shmb_gpu_sync {
-  /* Waits for all that was enqueued on the device before, in its primary context (PyTorch, JAX and the CUDA runtime
-   * know no other) and in the calling thread's. Of other contexts of its own a program knows when they are done. */
+  /* Waits for all that was enqueued on the device before, in its primary context and in the calling thread's. PyTorch,
+   * JAX and the CUDA runtime know no other than the primary one. Of other contexts of its own a program knows when they
+   * are done. */
   SHMB_GPU_SYNC_DEVICE = 0,
   SHMB_GPU_SYNC_STREAM, /* waits for one stream */
   SHMB_GPU_SYNC_NONE    /* the caller knows that the contents are there, or uses a timeline */
@@ -145,18 +146,18 @@ typedef struct shmb_gpu_publish_options {
   int64_t timeout_ns; /* of the whole call; default: SHMB_GPU_DEVICE_TIMEOUT, then SHMB_CALL_TIMEOUT for the broker */
 } shmb_gpu_publish_options;
 
-/** Gives the region to the broker, which holds its memory from now on: it lives while a handle of any process, a ticket
+/** Gives the region to the broker, which holds its memory from now on. It lives while a handle of any process, a ticket
  * or its name does. Then others may import it. Errors: EXISTS, LIMIT (gpu_bytes, regions, descriptors), INVALID (a
  * tensor that does not fit, with its name), NOT_EXPORTABLE, DEVICE_NOT_PINNED (the broker cannot keep the device
  * initialised: the sentence says what to change), BAD_FD, UNSUPPORTED (a broker without GPU regions), LOCAL_ONLY,
- * DEADLINE (the device is not through: the region is as it was; or the broker has not answered: it may have it all
- * the same, and the mapping stays read-only), BUSY (another thread is at it; a stream is being captured into a graph).
+ * DEADLINE (the device is not through: the region is as it was; or the broker has not answered: it may have it all the
+ * same, and the mapping stays read-only), BUSY (another thread is at it; a stream is being captured into a graph).
  */
 SHMB_API int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options,
                               shmb_error* error) SHMB_NOEXCEPT;
 
-/** The writing is over: waits as `sync` says, maps the region read-only here, and tells the broker, so that a death
- * does not poison it any more. timeout_ns as for publish. Errors: DENIED (not a writer), INVALID (not published,
+/** The writing is over. Waits as `sync` says, maps the region read-only here, and tells the broker, so that a death
+ * does not poison it any more. `timeout_ns` is as for publish. Errors: DENIED (not a writer), INVALID (not published,
  * asleep), DEADLINE and BUSY as for publish: this handle is a writer still, and can say it again. */
 SHMB_API int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
@@ -252,16 +253,16 @@ SHMB_API int shmb_gpu_region_find_tensor(const shmb_gpu_region* region, const ch
 SHMB_API int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor,
                              struct DLManagedTensorVersioned** managed, shmb_error* error) SHMB_NOEXCEPT;
 
-/** Takes the mapping away and keeps its addresses, so that other memory of this process can use the device: on a
- * published region the memory stays at the broker; of one that is not, only the mapping goes. shmb_gpu_wake maps it
- * again at the same address. Sleeping waits for the device first, as SYNC_DEVICE does, by default for
- * SHMB_GPU_DEVICE_TIMEOUT. Errors: INVALID (asleep, not asleep, lent memory), BUSY (a DLPack tensor of it lives; as for
- * publish), DEADLINE (the device is not through: the region is awake), and for wake those of shmb_gpu_import. */
+/** Takes the mapping away and keeps its addresses, so that other memory of this process can use the device. On a
+ * published region the memory stays at the broker. Of one that is not, only the mapping goes. A call of shmb_gpu_wake
+ * maps it again at the same address. Sleeping waits for the device first, as SYNC_DEVICE does, by default for
+ * SHMB_GPU_DEVICE_TIMEOUT. Errors: INVALID (asleep, not asleep, lent memory), BUSY (a DLPack tensor of it lives; as
+ * for publish), DEADLINE (the device is not through: the region is awake), and for wake those of shmb_gpu_import. */
 SHMB_API int shmb_gpu_sleep(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_wake(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
-/** Makes a token that lets whoever shows it import the region, also in other groups and as other users; as
- * shmb_ticket_create. rights: SHMB_RIGHT_READ, or with WRITE; 0: read. lifetime_ns: default SHMB_TICKET_LIFETIME.
+/** Makes a token, as shmb_ticket_create does. Each process that shows it may import the region, also in other groups
+ * and of other users. `rights`: SHMB_RIGHT_READ, or with WRITE; 0: read. `lifetime_ns`: default SHMB_TICKET_LIFETIME.
  * Errors: INVALID (not published, or lent memory), DENIED, LIMIT. */
 SHMB_API int shmb_gpu_ticket_create(shmb_gpu_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                     int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
@@ -273,25 +274,26 @@ SHMB_API int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t
                               shmb_error* error) SHMB_NOEXCEPT;
 
 /** Waits for the device, takes the mapping away, gives the reference back and frees the handle, whatever is returned.
- * The wait is that of SYNC_DEVICE, and nothing is lost by its end: with DEADLINE (or BUSY, for a stream under
- * capture) the region keeps its mapping and its reference until the device is through, and goes in shmb_dispatch,
- * which counts it, or at the end of a later call that frees. So does one whose last reference goes otherwise: with a
- * DLPack tensor, or by shmb_torch_free. Work that never ends, such as a stream that waits for what nobody signals,
- * keeps it until the process ends, and so does a driver that refuses to take the mapping away. Work in a context of
- * the caller's own (none but the primary ones) is asked for in calls of a thread where that is current; where it is
- * destroyed first, the region stays until the process ends. Not while a stream is captured into a graph: asking the
- * driver ruins the capture, as NVIDIA's page on cuCtxRecordEvent has it; so do publish and sleep. A driver that
- * refuses to say how far it is (no memory for an event) is asked again later, and nothing is unmapped meanwhile.
- * flags: SHMB_RELEASE_UNNAME takes the name away too. NULL is allowed. Errors: DEADLINE, BUSY, and with UNNAME those
- * of shmb_release. */
+ * The wait is that of SYNC_DEVICE, and nothing is lost by its end. With DEADLINE (or BUSY, for a stream under capture)
+ * the region keeps its mapping and its reference until the device is through. It goes in shmb_dispatch, which counts
+ * it, or at the end of a later call that frees. So does one whose last reference goes otherwise: with a DLPack tensor,
+ * or by shmb_torch_free. Work that never ends, such as a stream that waits for a value that nobody signals, keeps it
+ * until the process ends. So does a driver that refuses to take the mapping away. Work in a context of the caller's
+ * own (none but the primary ones) is asked for in calls of a thread where that is current. Where it is destroyed
+ * first, the region stays until the process ends. Not while a stream is captured into a graph: asking the driver ruins
+ * the capture, as NVIDIA's page on cuCtxRecordEvent has it. So do publish and sleep. A driver that refuses to say how
+ * far it is (no memory for an event) is asked again later, and nothing is unmapped meanwhile. `flags`:
+ * SHMB_RELEASE_UNNAME takes the name away too. NULL is allowed. Errors: DEADLINE, BUSY, and with UNNAME those of
+ * shmb_release. */
 SHMB_API int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ lent memory */
 
 /* Called when the broker says that nobody holds the memory any more: now it may be freed. On the thread that is in
- * shmb_dispatch, or at the end of shmb_gpu_allocate, lend, retire, release or shmb_torch_alloc, which may wait for the
- * device as cudaFree does; never in a call of timelines, events or pins. Must not call this library, nor throw. */
+ * shmb_dispatch, or at the end of a call that may wait for the device as cudaFree does. These are shmb_gpu_allocate,
+ * lend, retire, release and shmb_torch_alloc. It is never called in a call of timelines, events or pins. Must not call
+ * this library, nor throw. */
 typedef void (*shmb_gpu_free_function)(void* context, shmb_gpu_pointer pointer);
 
 typedef struct shmb_gpu_lend_options {
@@ -317,36 +319,36 @@ SHMB_API int shmb_gpu_lend(shmb_session* session, shmb_gpu_pointer pointer, uint
                            const shmb_gpu_lend_options* options, shmb_gpu_lease** lease,
                            shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API shmb_region_id shmb_gpu_lease_get_id(const shmb_gpu_lease* lease) SHMB_NOEXCEPT;
-/** Nobody new gets it, its name is free, and the handle is gone, whatever is returned. `free` is called as soon as
- * the last importer has let go: perhaps in this call, else in shmb_dispatch or a later call that frees. If the
- * session is lost it is called when the library learns that: nobody counts any more (importers keep their mapping;
- * the driver keeps the pages for them, as seen so far, but does not promise it). NULL is allowed. Errors: the common
- * ones; the handle is gone all the same. */
+/** Nobody new gets it, its name is free, and the handle is gone, whatever is returned. `free` is called as soon as the
+ * last importer has let go: perhaps in this call, else in shmb_dispatch or a later call that frees. If the session is
+ * lost it is called when the library learns that, because nobody counts any more. Importers keep their mapping. The
+ * driver keeps the pages for them, as seen so far, but does not promise it. NULL is allowed. Errors: the common ones;
+ * the handle is gone all the same. */
 SHMB_API int shmb_gpu_retire(shmb_gpu_lease* lease, shmb_error* error) SHMB_NOEXCEPT;
-/** The same without waiting for the broker's answer, as a destructor wants it: `free` is called in shmb_dispatch or a
+/** The same without waiting for the broker's answer, as a destructor wants it. `free` is called in shmb_dispatch or a
  * later call that frees, never in this one. */
 SHMB_API void shmb_gpu_retire_later(shmb_gpu_lease* lease) SHMB_NOEXCEPT;
 
-/** Reads what the broker has sent, brings the states of regions up to date, calls the `free` of lent memory that
+/** Reads what the broker has sent and brings the states of regions up to date. Calls the `free` of lent memory that
  * nobody holds any more, and ends released regions that devices are through with. Put shmb_event_descriptor into the
- * program's poll set and call it when that is readable, or now and then. Waits for no device. done (may be NULL):
- * how many were freed or ended. waiting (may be NULL): how many retired and released ones still wait. Errors:
+ * program's poll set and call it when that is readable, or now and then. Waits for no device. `done` (may be NULL):
+ * how many were freed or ended. `waiting` (may be NULL): how many retired and released ones still wait. Errors:
  * SESSION_LOST. */
 SHMB_API int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ PyTorch */
 
-/** The pair for torch.cuda.memory.CUDAPluggableAllocator, to be used in a torch.cuda.MemPool: what torch allocates
- * there lies in regions that are not published yet. alloc returns NULL where it fails, which torch reports as out of
- * memory; shmb_torch_last_error then says why. free does what shmb_gpu_release does with 20 ms: what a busy device
- * still uses goes later, and an alloc that finds no memory waits for it. Errors: what the last shmb_torch_alloc of
- * this thread failed with. */
+/** The pair for torch.cuda.memory.CUDAPluggableAllocator, to be used in a torch.cuda.MemPool. Memory that torch
+ * allocates there lies in regions that are not published yet. `alloc` returns NULL where it fails, which torch reports
+ * as out of memory. Then shmb_torch_last_error says why. `free` does what shmb_gpu_release does with 20 ms. Memory
+ * that a busy device still uses goes later, and an alloc that finds no memory waits for it. Errors: what the last
+ * shmb_torch_alloc of this thread failed with. */
 SHMB_API void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API void shmb_torch_free(void* pointer, ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API int shmb_torch_last_error(shmb_error* error) SHMB_NOEXCEPT; /* of this thread; SHMB_OK: none */
-/** A handle to the region that shmb_torch_alloc made around `pointer`, to publish it; `offset` (may be NULL) is where
- * the pointer lies in it. torch may free its part at any time: the memory stays while the handle or the region does.
- * Errors: NOT_FOUND (made by another allocator: use shmb_gpu_adopt or shmb_gpu_lend). */
+/** A handle to the region that shmb_torch_alloc made around `pointer`, to publish it. `offset` (may be NULL) is where
+ * the pointer lies in it. A program's torch may free its part at any time: the memory stays while the handle or the
+ * region does. Errors: NOT_FOUND (made by another allocator: use shmb_gpu_adopt or shmb_gpu_lend). */
 SHMB_API int shmb_torch_region(shmb_session* session, const void* pointer, shmb_gpu_region** region, uint64_t* offset,
                                shmb_error* error) SHMB_NOEXCEPT;
 
@@ -354,7 +356,7 @@ SHMB_API int shmb_torch_region(shmb_session* session, const void* pointer, shmb_
 
 /* Counters on which streams and threads of several processes meet. Its maker, the producer, lets a stream write a value
  * behind its work (signal); others make their streams (wait) or threads (wait_host) wait for it. Values only grow, and
- * are compared cyclically. When the producer dies or closes it the broker satisfies every waiter: look at
+ * are compared cyclically. When the producer dies or closes it the broker satisfies every waiter. So look at
  * shmb_gpu_timeline_look after a stream has passed a wait, before its results are believed. */
 typedef struct shmb_gpu_timeline_options {
   size_t size;
@@ -384,7 +386,7 @@ SHMB_API shmb_region_id shmb_gpu_timeline_get_id(const shmb_gpu_timeline* timeli
 SHMB_API int shmb_gpu_timeline_signal(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value,
                                       shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
 /** Makes the stream wait until the word has reached `value`. If the producer has not enqueued that signal yet, this
- * thread first waits for it, at most timeout_ns: a stream that waits for what nobody has enqueued could block
+ * thread first waits for it, at most timeout_ns. A stream that waits for a signal that nobody has enqueued could block
  * the device for ever. Errors: DEADLINE, PRODUCER_DEAD, DEVICE_LOST, and those of signal. */
 SHMB_API int shmb_gpu_timeline_wait(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value, shmb_gpu_stream stream,
                                     int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
@@ -402,16 +404,16 @@ typedef struct shmb_gpu_timeline_state {
 /** Set state->size first. Errors: INVALID (no such word). */
 SHMB_API int shmb_gpu_timeline_look(const shmb_gpu_timeline* timeline, uint32_t word, shmb_gpu_timeline_state* state,
                                     shmb_error* error) SHMB_NOEXCEPT;
-/** Waits up to 5 s for streams that still use it; one that does so even then keeps the words' pages in this process
- * until its end. Closing by the producer releases every waiter. NULL is allowed. Errors: DEADLINE (a stream still
- * uses it); the handle is gone all the same. */
+/** Waits up to 5 s for streams that still use it. One that does so even then keeps the words' pages in this process
+ * until its end. Closing by the producer releases every waiter. NULL is allowed. Errors: DEADLINE (a stream still uses
+ * it); the handle is gone all the same. */
 SHMB_API int shmb_gpu_timeline_close(shmb_gpu_timeline* timeline, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ events */
 
 /* The driver's interprocess events, for programs built on them. The broker knows nothing of them, so they are had only
- * by saying MAKER_STAYS. An event ends with its maker: after shmb_gpu_event_close there the driver leaves open what its
- * use by others does; when the maker is killed before its stream came to the record, a stream that waits for it may
+ * by saying MAKER_STAYS. An event ends with its maker. After shmb_gpu_event_close there the driver leaves open what its
+ * use by others does. When the maker is killed before its stream came to the record, a stream that waits for it may
  * wait for ever, others have reported. Neither is told to anybody. A timeline does all that an event does, and its
  * waiters are released when the producer dies. */
 enum shmb_gpu_event_flag {
@@ -452,12 +454,12 @@ SHMB_API int shmb_gpu_event_close(shmb_gpu_event* event, shmb_error* error) SHMB
 /* ------------------------------------------------------------------------------------------------ pinned regions */
 
 /** Registers a mapped region of the host with the driver, so that devices reach it at `pointer` and copies from and to
- * it need no staging; read-only where it is mapped so. Others report about a second for each GB: once, and not for
- * each message. While it is pinned the region cannot be published (PINNED) and is never recycled; a release leaves
+ * it need no staging. It is read-only where it is mapped so. Others report about a second for each GB: once, and not
+ * for each message. While it is pinned the region cannot be published (PINNED) and is never recycled. A release leaves
  * its mapping and its lease to the pin, and both go with the last one. Several pins of one handle are one
- * registration. Errors: INVALID (not mapped), NOT_SUPPORTED (read-only
- * memory on a device that cannot), ALREADY_REGISTERED (by somebody else in this process), OUT_OF_MEMORY, NOT_PERMITTED,
- * CONTEXT_POISONED, those of shmb_gpu_devices. */
+ * registration. Errors: INVALID (not mapped), NOT_SUPPORTED (read-only memory on a device that cannot),
+ * ALREADY_REGISTERED (by somebody else in this process), OUT_OF_MEMORY, NOT_PERMITTED, CONTEXT_POISONED, those of
+ * shmb_gpu_devices. */
 SHMB_API int shmb_gpu_pin_region(shmb_region* region, int64_t timeout_ns, shmb_gpu_pin** pin,
                                  shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API shmb_gpu_pointer shmb_gpu_pin_pointer(const shmb_gpu_pin* pin) SHMB_NOEXCEPT;

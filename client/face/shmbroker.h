@@ -3,34 +3,34 @@
  *
  * Rules that hold for every function:
  *  - It returns a status: SHMB_OK (0) or a code of shmb_status.h. A function that takes `shmb_error* error` fills it on
- *    failure with the same status, the numbers behind it and a sentence to print; NULL is allowed. Out-parameters are
+ *    failure with the same status, the numbers behind it and a sentence to print. NULL is allowed. Out-parameters are
  *    written only on success (batch calls: as documented). Nothing is printed, no signal is handled, no thread started.
- *  - Each function lists its errors. The common ones are not listed: INVALID (an argument), NO_MEMORY, SYSTEM, FORKED
- *    where handles of the parent are not the child's, and in calls to the broker DEADLINE, SESSION_LOST, PROTOCOL and
- *    LOCAL_ONLY (a local session).
+ *  - Each function lists its errors. The common ones are not listed: INVALID (an argument), NO_MEMORY, SYSTEM, and
+ *    FORKED where handles of the parent are not the child's. Calls to the broker also have DEADLINE, SESSION_LOST,
+ *    PROTOCOL and LOCAL_ONLY (a local session).
  *  - Sizes and offsets are bytes, times are nanoseconds. `timeout_ns` is for the broker's answer, `wait_ns` for what
- *    other processes do. A duration has one meaning in every function: 0
- *    (SHMB_DEFAULT_TIMEOUT) is the default that the function names, SHMB_FOREVER is no limit, SHMB_NO_WAIT is no wait,
- *    a number above 0 is the longest time. A function that names no default has SHMB_CALL_TIMEOUT.
+ *    other processes do. A duration has one meaning in every function. 0 (SHMB_DEFAULT_TIMEOUT) is the default that the
+ *    function names. SHMB_FOREVER is no limit, SHMB_NO_WAIT is no wait. A number above 0 is the longest time. A
+ *    function that names no default has SHMB_CALL_TIMEOUT.
  *  - SHMB_FOREVER is for waits for other processes. A call that waits only for the broker refuses it (SHMB_E_INVALID).
  *    With SHMB_NO_WAIT such a call sends its request and returns SHMB_E_DEADLINE unless the answer is there. Any other
  *    negative number is a deadline that has passed.
  *  - Thread-safe: all functions may be called on one session from any threads at once. A region handle must not be
- *    released or published while another thread uses that handle; a session must not be disconnected while another
+ *    released or published while another thread uses that handle. A session must not be disconnected while another
  *    thread is in a call on it.
  *  - Fork-safe: in a forked child every handle stays usable. At its first call the child opens its own session and
- * takes over its own leases (the parent may already be gone); mappings are inherited by fork itself. Subscriptions,
- * queued events and the event descriptor stay the parent's: the child asks for its own. Calls made between fork and
- * exec in a child of a threaded process are as limited as malloc is.
- *  - Options structs start with `size`, set to sizeof: newer programs run with older libraries if the fields that the
+ *    takes over its own leases (the parent may already be gone). Mappings are inherited by fork itself. Subscriptions,
+ *    queued events and the event descriptor stay the parent's: the child asks for its own. Calls made between fork and
+ *    exec in a child of a threaded process are as limited as malloc is.
+ *  - Options structs start with `size`, set to sizeof. Newer programs run with older libraries if the fields that the
  *    library does not know are zero (else SHMB_E_TOO_NEW). NULL options mean all defaults. Unknown flags are refused.
- *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no
- *    leading dot.
+ *  - Strings are UTF-8 or ASCII, terminated by NUL. Group and region names: 1 to 96 bytes of [A-Za-z0-9._-], no leading
+ *    dot.
  *  - An address is "UID:GROUP/NAME", "GROUP/NAME" (own uid) or "NAME"; GROUP may be "@id". A NAME is looked up in the
  *    session's own group, and where that does not have it in the user's group, "shell-<uid>" (shmb_group_join_user).
  *  - A signal does not end a call, except in a thread that has asked for it with shmb_thread_interruptible.
- *  - A session is lost for good when the broker goes away (SHMB_E_SESSION_LOST): mappings stay valid, calls that need
- *    the broker fail at once, and the caller connects again when it likes.
+ *  - A session is lost for good when the broker goes away (SHMB_E_SESSION_LOST). Mappings stay valid, and calls that
+ *    need the broker fail at once. The caller connects again when it likes.
  */
 #ifndef SHMBROKER_H
 #define SHMBROKER_H
@@ -72,8 +72,8 @@ extern "C" {
 typedef struct shmb_session shmb_session; /* one connection to a broker, or a local session */
 typedef struct shmb_region shmb_region;   /* one counted reference to a region, and the mapping */
 
-/* Filled on failure. slot, scope and the four numbers name a limit: what is short (enum shmb_limit_slot), whose
- * (enum shmb_scope, scope_id), by how much; all 0 when no limit is the cause. */
+/* Filled on failure. The fields from slot to asked name a limit: what is short (enum shmb_limit_slot), whose (enum
+ * shmb_scope, scope_id) and by how much. They are 0 when no limit is the cause. */
 typedef struct shmb_error {
   int32_t status;
   int32_t system_errno; /* behind SHMB_E_SYSTEM and some others, else 0 */
@@ -105,9 +105,9 @@ enum shmb_words {
 SHMB_API void shmb_error_words(shmb_error* error, uint32_t words) SHMB_NOEXCEPT;
 
 /** Whether signals end the waits of the calling thread: 1 on, 0 off (what every thread begins with). Returns what it
- * was. Never fails. Where it is on, a call in which the thread waits when one of its signal handlers runs returns
- * SHMB_E_INTERRUPTED instead of going on with the wait, also if the handler was installed with SA_RESTART.
- *  - The call does what it does at its deadline: a message was not sent, a receive has taken nothing, a lease that
+ * was. Never fails. Where it is on, a signal handler that runs in the thread ends the wait of a call. The call returns
+ * SHMB_E_INTERRUPTED, also if the handler was installed with SA_RESTART.
+ *  - The call does what it does at its deadline. A message was not sent, a receive has taken nothing. A lease that
  *    comes late is given back. So it can be made again, with the time that is left. A call that hands out a count
  *    (shmb_queue_send_many) has done so many. One that gives up a handle has given it up.
  *  - A signal that comes while the call does not wait does not end it. A signal right before the wait is not seen, as
@@ -137,17 +137,18 @@ typedef struct shmb_connect_options {
   int64_t timeout_ns; /* for finding, starting and greeting the broker */
 } shmb_connect_options;
 
-/** Opens a session. The broker is looked for in this order: options->socket; the variable SHMBROKER_SOCKET (these two
- * never fall through); /run/shmbroker/socket; the private broker of this uid ($XDG_RUNTIME_DIR/shmbroker/socket, or
- * /tmp/shmbroker-<uid>/socket, or, where another user has made that directory, /tmp/shmbroker-<uid>-<random>/socket); a
- * private broker is started (program: SHMBROKER_DAEMON, beside the library, or the installed one), under a lock. It
- * inherits nothing of the caller and outlives it. The group is that of options->group or SHMBROKER_GROUP, else an own
- * unnamed one. Errors: NO_BROKER (with what was tried), VERSION, LIMIT (sessions), NOT_FOUND (token), DEADLINE. */
+/** Opens a session. The broker is looked for in this order. First options->socket or the variable SHMBROKER_SOCKET;
+ * these two never fall through. Then /run/shmbroker/socket. Then the private broker of this uid:
+ * $XDG_RUNTIME_DIR/shmbroker/socket or /tmp/shmbroker-<uid>/socket. Where another user has made that directory it is
+ * /tmp/shmbroker-<uid>-<random>/socket. At last a private broker is started, under a lock (program: SHMBROKER_DAEMON,
+ * beside the library, or the installed one). It inherits nothing of the caller and outlives it. The group is that of
+ * options->group or SHMBROKER_GROUP, else an own unnamed one. Errors: NO_BROKER (with what was tried), VERSION, LIMIT
+ * (sessions), NOT_FOUND (token), DEADLINE. */
 SHMB_API int shmb_connect(const shmb_connect_options* options, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 
-/** Ends the session and frees the handle. Region handles that are still open keep it alive until they are released
- * too; after that all leases are given back by the closing of the socket. A forked child that still uses its copy
- * keeps the leases (as an heir) until it closes or ends. NULL is allowed. */
+/** Ends the session and frees the handle. Region handles that are still open keep it alive until they are released too.
+ * After that all leases are given back by the closing of the socket. A forked child that still uses its copy keeps the
+ * leases (as an heir) until it closes or ends. NULL is allowed. */
 SHMB_API void shmb_disconnect(shmb_session* session) SHMB_NOEXCEPT;
 
 typedef struct shmb_session_info {
@@ -194,13 +195,13 @@ typedef struct shmb_create_options {
   int64_t timeout_ns; /* of the broker's answer; populating takes as long as it takes */
 } shmb_create_options;
 
-/** Creates a region of `length` bytes (0 to 2^47 - 1), maps it for reading and writing and, up to 1 GiB, puts memory
- * behind it in the calling process: huge pages from 2 MiB up where they can be had, 4 KiB pages else (region info says
- * which). Over 1 GiB pages come at first touch; call shmb_region_populate for parts or all. Before it asks the broker
- * it compares the room of its cgroups and of the host with the length: NO_MEMORY names the cgroup. No SIGBUS for want
- * of memory follows. Recycled memory of the user is used, or given up, before it refuses. A region of 0 bytes is a
- * region like any other: it has one page of memory, an address and a descriptor, and its length is 0. Errors: LIMIT,
- * EXISTS, NO_MEMORY, NO_DESCRIPTORS, GROUP_ENDED, DENIED, SYSTEM (mmap). */
+/** Creates a region of `length` bytes (0 to 2^47 - 1) and maps it for reading and writing. Up to 1 GiB it puts memory
+ * behind the region in the calling process. From 2 MiB up these are huge pages where they can be had, else 4 KiB pages
+ * (region info says which). Over 1 GiB pages come at first touch; call shmb_region_populate for parts or all. Before
+ * it asks the broker it compares the room of its cgroups and of the host with the length: NO_MEMORY names the cgroup.
+ * No SIGBUS for want of memory follows. Recycled memory of the user is used, or given up, before it refuses. A region
+ * of 0 bytes is a region like any other. It has one page of memory, an address and a descriptor, and its length is 0.
+ * Errors: LIMIT, EXISTS, NO_MEMORY, NO_DESCRIPTORS, GROUP_ENDED, DENIED, SYSTEM (mmap). */
 SHMB_API int shmb_create(shmb_session* session, uint64_t length, const shmb_create_options* options,
                          shmb_region** region, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -209,8 +210,8 @@ typedef struct shmb_create_item {
   const shmb_create_options* options; /* NULL: defaults; timeout_ns is ignored here */
 } shmb_create_item;
 
-/** Creates `count` regions in batches of up to 253. regions[i] is NULL where statuses[i] (may be NULL) is not SHMB_OK;
- * the elements do not depend on each other. Returns SHMB_OK if all succeeded, else the first failure, which `error`
+/** Creates `count` regions in batches of up to 253. regions[i] is NULL where statuses[i] (may be NULL) is not SHMB_OK.
+ * The elements do not depend on each other. Returns SHMB_OK if all succeeded, else the first failure, which `error`
  * describes. timeout_ns counts for each batch. */
 SHMB_API int shmb_create_many(shmb_session* session, const shmb_create_item* items, size_t count, int64_t timeout_ns,
                               shmb_region** regions, int* statuses, shmb_error* error) SHMB_NOEXCEPT;
@@ -287,17 +288,17 @@ SHMB_API int shmb_region_session(const shmb_region* region, shmb_session** sessi
 
 enum shmb_access { SHMB_ACCESS_READ = 0, SHMB_ACCESS_READ_WRITE = 1 };
 
-/** Maps a part of a region besides the mapping of the handle. `offset` is a multiple of 4096; offset + length is at
- * most the rounded size; of a region of 0 bytes a part of 0 bytes is mapped, too. A descriptor is fetched from the
+/** Maps a part of a region besides the mapping of the handle. `offset` is a multiple of 4096. offset + length is at
+ * most the rounded size. Of a region of 0 bytes a part of 0 bytes is mapped, too. A descriptor is fetched from the
  * broker for it and closed again. The mapping belongs to the caller until shmb_region_unmap; release the handle only
  * afterwards. Errors: INVALID, DENIED, WRITE_CLOSED, SYSTEM. */
 SHMB_API int shmb_region_map(shmb_region* region, uint64_t offset, uint64_t length, uint32_t access, void** address,
                              shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_region_unmap(shmb_region* region, void* address, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
 
-/** Puts memory behind a part of the handle's mapping (whole pages around it), with the checks of shmb_create: an
- * error instead of a signal where there is no room. On a read-only handle existing pages are mapped. Errors: INVALID
- * (outside of the region, or unmapped), NO_MEMORY (names the cgroup). */
+/** Puts memory behind a part of the handle's mapping (whole pages around it), with the checks of shmb_create. Where
+ * there is no room it returns an error; no signal comes. On a read-only handle existing pages are mapped. Errors:
+ * INVALID (outside of the region, or unmapped), NO_MEMORY (names the cgroup). */
 SHMB_API int shmb_region_populate(shmb_region* region, uint64_t offset, uint64_t length,
                                   shmb_error* error) SHMB_NOEXCEPT;
 
@@ -306,12 +307,12 @@ SHMB_API int shmb_region_populate(shmb_region* region, uint64_t offset, uint64_t
  * NO_DESCRIPTORS. */
 SHMB_API int shmb_region_descriptor(shmb_region* region, int* fd, shmb_error* error) SHMB_NOEXCEPT;
 
-/** Gives up writing for good, for everybody: the mapping is taken away, the broker seals the region, and it is mapped
- * again read-only: shmb_region_data may be another address. Errors: PINNED (this process has another handle of the same
- * mapping, out of a message, or has registered it with a GPU), STILL_MAPPED (a forked child or a part mapping
+/** Gives up writing for good, for everybody. The mapping is taken away, the broker seals the region, and it is mapped
+ * again read-only. shmb_region_data may be another address. Errors: PINNED (this process has another handle of the
+ * same mapping, out of a message, or has registered it with a GPU), STILL_MAPPED (a forked child or a part mapping
  * still maps it for writing: the region is mapped back as before and the call may be repeated), DENIED, INVALID,
- * NOT_READY (until timeout_ns another writer had not mapped the region yet: it is mapped back as before),
- * DEADLINE: the region is unmapped (shmb_region_data is NULL), and published once the broker serves the request, which
+ * NOT_READY (until timeout_ns another writer had not mapped the region yet: it is mapped back as before), DEADLINE:
+ * the region is unmapped (shmb_region_data is NULL), and published once the broker serves the request, which
  * shmb_stat_id tells. shmb_publish again is the way on, in both cases: it maps the region for reading. */
 SHMB_API int shmb_publish(shmb_region* region, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
 
@@ -357,12 +358,12 @@ SHMB_API int shmb_stat_id(shmb_session* session, const shmb_region_id* id, int64
 
 /* ------------------------------------------------------------------------------------------------ strategies
  *
- * Sets what later handles keep besides their mapping. "file_system", the default: nothing; a descriptor
- * is fetched from the broker for the moment in which one is needed. "file_descriptor": the descriptor, as long as the
- * process keeps fewer than half of its limit of open files so (region info says which handle does); a further mapping
- * then takes no call to the broker and works without one. Under both the broker frees what its users leave. It belongs
- * to the process: forked children have it, and ranks get it through SHMBROKER_SHARING_STRATEGY, which is also what a
- * process begins with. */
+ * Sets what later handles keep besides their mapping. "file_system", the default: nothing; a descriptor is fetched from
+ * the broker for the moment in which one is needed. "file_descriptor": the descriptor, as long as the process keeps
+ * fewer than half of its limit of open files so (region info says which handle does). A further mapping then takes no
+ * call to the broker and works without one. Under both the broker frees what its users leave. It belongs to the
+ * process: forked children have it, and ranks get it through SHMBROKER_SHARING_STRATEGY, which is also what a process
+ * begins with. */
 
 /** All names, NULL-terminated. Static storage. */
 SHMB_API const char* const* shmb_sharing_strategies(void) SHMB_NOEXCEPT;
@@ -373,16 +374,16 @@ SHMB_API int shmb_set_sharing_strategy(const char* name, shmb_error* error) SHMB
 
 /* ------------------------------------------------------------------------------------------------ tickets */
 
-/** Makes a token that gives `rights` (at most the handle's own; needs SHARE; 0: read) to whoever shows it, also in
- * other groups and to other users. uses: attaches it allows, 0: one. lifetime_ns: default SHMB_TICKET_LIFETIME. It
- * holds the region, never its group. expires_ns (may be NULL) is CLOCK_BOOTTIME. It outlives this session: use
- * shmb_ticket_lend where its receiver does not. Errors: DENIED, LIMIT (tickets of the session, or of its user),
- * INVALID. */
+/** Makes a token that gives `rights` to any process that shows it, also in other groups and of other users. `rights`:
+ * at most the handle's own, which needs SHARE; 0: read. `uses`: attaches it allows, 0: one. `lifetime_ns`: default
+ * SHMB_TICKET_LIFETIME. It holds the region, never its group. expires_ns (may be NULL) is CLOCK_BOOTTIME. It outlives
+ * this session: use shmb_ticket_lend where its receiver does not. Errors: DENIED, LIMIT (tickets of the session, or of
+ * its user), INVALID. */
 SHMB_API int shmb_ticket_create(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                                 int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
-/** The same, and it ends at the latest with the session that made it, or with that session's process, also a killed
- * one: for processes that do not outlive it. Errors: those. lifetime_ns: default SHMB_TICKET_LIFETIME. */
+/** The same, for processes that do not outlive this one. It ends at the latest with the session that made it, or with
+ * that session's process, also a killed one. Errors: those. lifetime_ns: default SHMB_TICKET_LIFETIME. */
 SHMB_API int shmb_ticket_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
                               int64_t timeout_ns, uint8_t ticket[16], int64_t* expires_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
@@ -412,15 +413,15 @@ typedef struct shmb_group_options {
 } shmb_group_options;
 
 /** Makes a group of the caller's uid. The session does not become a member by it; until somebody joins, it lives as
- * long as the session, or until shmb_group_leave. After DEADLINE a group that was made too late is given up at once;
- * with ADOPT_EXISTING it stays, because the session may have had it before: asking again returns it. Errors: EXISTS,
+ * long as the session, or until shmb_group_leave. After DEADLINE a group that was made too late is given up at once.
+ * With ADOPT_EXISTING it stays, because the session may have had it before. Asking again returns it. Errors: EXISTS,
  * LIMIT, INVALID. */
 SHMB_API int shmb_group_create(shmb_session* session, const shmb_group_options* options, shmb_group* group,
                                shmb_error* error) SHMB_NOEXCEPT;
 
 /** The session becomes a member of a group (and leaves the one it was in): by name ("GROUP", "@id", "UID:GROUP"; own
- * uid only) or by token. id may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. After DEADLINE a group that was
- * joined too late is left again; the session is then in none, also if it was in another one before. Asking again is
+ * uid only) or by token. `id` may be NULL. Errors: NOT_FOUND, GROUP_ENDED, INVALID. After DEADLINE a group that was
+ * joined too late is left again. The session is then in none, also if it was in another one before. Asking again is
  * fine: then the second answer counts. */
 SHMB_API int shmb_group_join(shmb_session* session, const char* group, uint32_t flags, int64_t timeout_ns, uint64_t* id,
                              shmb_error* error) SHMB_NOEXCEPT;
@@ -444,8 +445,9 @@ typedef struct shmb_group_ending {
   uint32_t regions; /* regions left */
   uint64_t bytes_freed;
 } shmb_group_ending;
-/** Ends a group: its members leave it, its names go, and processes that still run lose what they share by them. group:
- * its id, or 0 with its name. ending may be NULL. Errors: NOT_FOUND, DENIED, BUSY (KEPT_ONLY, and it is alive). */
+/** Ends a group. Its members leave it, its names go, and processes that still run lose what they share by them.
+ * `group`: its id, or 0 with its name. `ending` may be NULL. Errors: NOT_FOUND, DENIED, BUSY (KEPT_ONLY, and it is
+ * alive). */
 SHMB_API int shmb_group_end(shmb_session* session, uint64_t group, const char* name, uint32_t flags, int64_t timeout_ns,
                             shmb_group_ending* ending, shmb_error* error) SHMB_NOEXCEPT;
 /** Waits until a group (0: the session's own) has ended. wait_ns: default SHMB_GROUP_WAIT. Errors: NOT_FOUND, DEADLINE,
@@ -468,9 +470,9 @@ typedef struct shmb_watch_options {
   int64_t timeout_ns;
 } shmb_watch_options;
 
-/** Subscribes. `watch` names the subscription in events and for shmb_unwatch; `state` (may be NULL) tells which of
- * the bits hold already: such an event is not sent again. Errors: NOT_FOUND, LIMIT (watches), INVALID. Errors:
- * NOT_FOUND (no such subscription). */
+/** Subscribes. `watch` names the subscription in events and for shmb_unwatch; `state` (may be NULL) tells which of the
+ * bits hold already. Such an event is not sent again. Errors: NOT_FOUND (for shmb_unwatch: no such subscription),
+ * LIMIT (watches), INVALID. */
 SHMB_API int shmb_watch(shmb_session* session, const shmb_watch_options* options, uint64_t* watch, uint32_t* state,
                         shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_unwatch(shmb_session* session, uint64_t watch, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;

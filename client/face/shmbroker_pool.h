@@ -13,9 +13,9 @@ extern "C" {
 /* ------------------------------------------------------------------------------------------------ pools
  *
  * A pool is memory cut into slots, and queues beside it, shared by up to 64 processes. Slots and messages change hands
- * without a system call, and a process may be killed at any instruction: what it held is free again, what it sent
- * arrives. A session joins a pool once, further opens of it in the same session give further handles. A forked child
- * joins on its own at its first call: slots of the parent are not the child's (SHMB_E_FORKED).
+ * without a system call, and a process may be killed at any instruction. Then all that it held is free again, and all
+ * that it sent arrives. A session joins a pool once, further opens of it in the same session give further handles. A
+ * forked child joins on its own at its first call: slots of the parent are not the child's (SHMB_E_FORKED).
  *
  * `wait_ns` of everything below: the default is SHMB_CALL_TIMEOUT, SHMB_FOREVER and SHMB_NO_WAIT are allowed. With
  * SHMB_NO_WAIT the status is FULL or EMPTY, not DEADLINE. Pools need a broker (LOCAL_ONLY).
@@ -24,8 +24,8 @@ extern "C" {
  * words that no participant could have written that keeps to the rules.
  *
  * shmb_slot, shmb_size_class, shmb_part and shmb_outgoing lie in arrays, and the classes of shmb_pool_info end it:
- * these never grow. A field called `reserved` must be 0 (TOO_NEW). A request ignores the fields
- * that are described as those of received parts. */
+ * these never grow. A field called `reserved` must be 0 (TOO_NEW). A request ignores the fields that are described as
+ * those of received parts. */
 
 typedef struct shmb_pool shmb_pool;           /* this process in one pool */
 typedef struct shmb_queue shmb_queue;         /* own ends of one queue */
@@ -79,16 +79,15 @@ typedef struct shmb_pool_open_options {
   int64_t timeout_ns; /* of each answer of the broker */
 } shmb_pool_open_options;
 
-/** Joins a pool by its address, as the broker reads that now; one in the making is waited for up to timeout_ns, and one
- * that this session is in already gives one more handle.
- * Errors: NOT_FOUND, DEADLINE (also where another thread of the process makes it, and still adds its memory after
- * timeout_ns and wait_ns), LIMIT (64 participants), DENIED, BUSY (this session has it open read-only, and may not write
- * through another handle), LOCAL_ONLY. */
+/** Joins a pool by its address, as the broker reads that now. One in the making is waited for up to timeout_ns. One
+ * that this session is in already gives one more handle. Errors: NOT_FOUND, DEADLINE (also where another thread of the
+ * process makes it, and still adds its memory after timeout_ns and wait_ns), LIMIT (64 participants), DENIED, BUSY
+ * (this session has it open read-only, and may not write through another handle), LOCAL_ONLY. */
 SHMB_API int shmb_pool_open(shmb_session* session, const char* address, const shmb_pool_open_options* options,
                             shmb_pool** pool, shmb_error* error) SHMB_NOEXCEPT;
 
-/** Frees the handle. With the last handle and the last queue of this process in the pool, it leaves: slots that it
- * holds are given back, what it sent and nobody has read yet stays for its readers. NULL is allowed. */
+/** Frees the handle. With the last handle and the last queue of this process in the pool, it leaves. Slots that it
+ * holds are given back. Messages that it sent and nobody has read yet stay for their readers. NULL is allowed. */
 SHMB_API void shmb_pool_close(shmb_pool* pool) SHMB_NOEXCEPT;
 
 /** Its name is free at once: nobody else can open it by name, and a new pool may have that name. The pool goes with its
@@ -138,9 +137,9 @@ typedef struct shmb_slot {
   uint32_t generation; /* of the slot: + 1 at each acquire */
 } shmb_slot;
 
-/** Takes a free slot for `length` bytes, to be written by this process alone; where all are in use and the class may
- * grow, memory is added. Contents are what was written there before. Errors: FULL (NO_WAIT), DEADLINE, INVALID
- * (larger than every class: use shmb_create and send the region), DENIED (read-only), BROKEN. */
+/** Takes a free slot for `length` bytes, to be written by this process alone. Where all are in use and the class may
+ * grow, memory is added. Contents are what was written there before. Errors: FULL (NO_WAIT), DEADLINE, INVALID (larger
+ * than every class: use shmb_create and send the region), DENIED (read-only), BROKEN. */
 SHMB_API int shmb_slot_acquire(shmb_pool* pool, uint64_t length, int64_t wait_ns, shmb_slot* slot,
                                shmb_error* error) SHMB_NOEXCEPT;
 /** One more reference of this process, and one less. With the last one the slot is free again, unless others, or
@@ -182,7 +181,7 @@ typedef struct shmb_queue_options {
   int64_t timeout_ns;    /* of each answer of the broker */
 } shmb_queue_options;
 
-/** Opens own ends of a queue of a pool, and makes the queue where there is none of that name: either side may come
+/** Opens own ends of a queue of a pool, and makes the queue where there is none of that name. Either side may come
  * first, and come back. A reader that names no kind makes none: it takes the queue that is there, or comes before the
  * deadline. A closed queue is opened by a reader alone, if it is a mpmc queue with messages left. One handle for each
  * end in a process; its threads share it. Errors: INVALID (cells), EXISTS (settings differ: the sentence says which),
@@ -196,12 +195,12 @@ SHMB_API int shmb_queue_open_alone(shmb_session* session, const char* address, c
                                    shmb_queue** queue, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_queue_close_flag {
-  SHMB_QUEUE_CLOSE_ALL = 1 << 0,   /* for everybody: sends answer CLOSED, receives CLOSED after the last message; of an
+  SHMB_QUEUE_CLOSE_ALL = 1 << 0,   /* for everybody: sends answer CLOSED, receives CLOSED after the last message. Of an
                                     * AT_LEAST_ONCE queue once no other reader has one in hand, which may come back */
   SHMB_QUEUE_CLOSE_REMOVE = 1 << 1 /* and its name is free at once */
 };
-/** Closes own ends and frees the handle, whatever is returned. Messages that were sent stay for their readers. NULL
- * is allowed. No other thread may be in a call with this handle, or use a message that is borrowed from it;
+/** Closes own ends and frees the handle, whatever is returned. Messages that were sent stay for their readers. NULL is
+ * allowed. No other thread may be in a call with this handle, or use a message that is borrowed from it.
  * SHMB_QUEUE_CLOSE_ALL by another one, or shmb_queue_shutdown, ends their waits. Errors: the common ones; the handle
  * is gone all the same. */
 SHMB_API int shmb_queue_close(shmb_queue* queue, uint32_t flags, shmb_error* error) SHMB_NOEXCEPT;
@@ -258,15 +257,15 @@ typedef struct shmb_outgoing {
 
 /** Sending. With SHMB_OK the message arrives even if this process is killed at its next instruction. Up to inline_bytes
  * travel in the queue itself, larger bytes are copied into a slot of the pool. A list is copied into a slot, and so is
- * one part of bytes; what no slot can hold goes into a new region, which is slow (shmb_queue_info counts them). A sent
- * slot stays held by this process too, until it releases it; it must not be written any more. No system call unless a
- * reader sleeps or a region is sent for the first time. Errors: FULL (NO_WAIT), DEADLINE, CLOSED (if that happened
- * during the call, readers of a line or broadcast queue may have the message all the same), PEER_GONE (below), DENIED
- * (the handle is no writer), INVALID (too large, a part of another pool), STALE, BROKEN, SESSION_LOST.
+ * one part of bytes. A list that no slot can hold goes into a new region, which is slow (shmb_queue_info counts them).
+ * A sent slot stays held by this process too, until it releases it; it must not be written any more. No system call
+ * unless a reader sleeps or a region is sent for the first time. Errors: FULL (NO_WAIT), DEADLINE, CLOSED (if that
+ * happened during the call, readers of a line or broadcast queue may have the message all the same), PEER_GONE
+ * (below), DENIED (the handle is no writer), INVALID (too large, a part of another pool), STALE, BROKEN, SESSION_LOST.
  *
- * PEER_GONE is told once for each event, then the handle goes on: to a sender when the last reader has died or left, or
- * one has died while it waited for room; to a receiver when a writer has died, or the last one has left, after all that
- * it sent has been delivered. system_errno: EOWNERDEAD if a writer died. Nothing was sent or received
+ * PEER_GONE is told once for each event, then the handle goes on. A sender gets it when the last reader has died or
+ * left, or one has died while it waited for room. A receiver gets it when a writer has died, or the last one has left,
+ * after all its messages were delivered. `system_errno`: EOWNERDEAD if a writer died. Nothing was sent or received
  * then; call again to wait for newcomers. */
 SHMB_API int shmb_queue_send(shmb_queue* queue, const void* data, uint64_t length, int64_t wait_ns,
                              shmb_error* error) SHMB_NOEXCEPT;
@@ -288,22 +287,22 @@ SHMB_API void shmb_message_free(shmb_message* message) SHMB_NOEXCEPT;
 enum shmb_receive_flag {
   SHMB_RECEIVE_KEEP = 1 << 0 /* own references to all parts: valid until shmb_message_done, however long */
 };
-/** Takes the next message. Without KEEP it is borrowed, in place and at no cost: valid until shmb_message_done, or the
- * next receive on this queue, which says done for it; until then its writer has one cell less. On mpmc queues without
- * AT_LEAST_ONCE its slots are held by this process and its cell is free at once, so that nobody else gets a message
- * that this process has, also when it dies. Regions in it are attached. Drop-oldest queues always keep. `message` is
- * emptied first. Only mpmc queues may be received from by several threads at once, with KEEP. On AT_LEAST_ONCE queues
- * a message stays borrowed, whatever is asked for, until shmb_message_done: closing the queue before gives it back and
- * empties it. A slot or a region in a list that cannot be mapped now (no descriptor is free, the broker does not
- * answer) arrives as a part with its status, and the others arrive; where the whole message is one slot, or its list is
- * in one, the receive fails with that status and takes nothing: call again. A list in a region that this process may
- * not attach arrives as one region part with its status. Errors: EMPTY (NO_WAIT), DEADLINE, CLOSED (and nothing left),
- * PEER_GONE, DENIED (the handle is no reader), BUSY (AT_LEAST_ONCE: the message before is not done), BROKEN (a
- * participant has written impossible words: a message that cannot be is gone, and the next call reads what is behind
- * it; where the words of a writer's lane itself are impossible this handle hears no more from that writer),
- * GROUP_ENDED, SESSION_LOST (also after seconds without a message where the broker is gone: nobody would tell of the
- * dead). One thread at a time uses a message, and what is borrowed is done before another thread receives through the
- * same handle. */
+/** Takes the next message. Without KEEP it is borrowed, in place and at no cost. It is valid until shmb_message_done,
+ * or the next receive on this queue, which says done for it. Until then its writer has one cell less. On mpmc queues
+ * without AT_LEAST_ONCE its slots are held by this process and its cell is free at once. So no other process gets a
+ * message that this process has, also when it dies. Regions in it are attached. Drop-oldest queues always keep.
+ * `message` is emptied first. Only mpmc queues may be received from by several threads at once, with KEEP. On
+ * AT_LEAST_ONCE queues a message stays borrowed, whatever is asked for, until shmb_message_done: closing the queue
+ * before gives it back and empties it. A slot or a region in a list that cannot be mapped now (no descriptor is free,
+ * the broker does not answer) arrives as a part with its status, and the others arrive. Where the whole message is one
+ * slot, or its list is in one, the receive fails with that status and takes nothing. Then call again. A list in a
+ * region that this process may not attach arrives as one region part with its status. Errors: EMPTY (NO_WAIT),
+ * DEADLINE, CLOSED (and nothing left), PEER_GONE, DENIED (the handle is no reader), BUSY (AT_LEAST_ONCE: the message
+ * before is not done), BROKEN (a participant has written impossible words: a message that cannot be is gone, and the
+ * next call reads what is behind it; where the words of a writer's lane itself are impossible this handle hears no
+ * more from that writer), GROUP_ENDED, SESSION_LOST (also after seconds without a message where the broker is gone:
+ * nobody would tell of the dead). One thread at a time uses a message, and what is borrowed is done before another
+ * thread receives through the same handle. */
 SHMB_API int shmb_queue_receive(shmb_queue* queue, shmb_message* message, uint32_t flags, int64_t wait_ns,
                                 shmb_error* error) SHMB_NOEXCEPT;
 /** Waits for one and takes all that are there, up to `capacity`, kept, and then wakes who waited for room. `count` is
@@ -329,13 +328,13 @@ SHMB_API const void* shmb_message_data(const shmb_message* message) SHMB_NOEXCEP
 SHMB_API uint64_t shmb_message_length(const shmb_message* message) SHMB_NOEXCEPT;
 SHMB_API int shmb_message_part(const shmb_message* message, size_t number, shmb_part* part,
                                shmb_error* error) SHMB_NOEXCEPT;
-/** Moves an own reference out of the message, so that it outlives it: release it with shmb_slot_release,
- * shmb_release. A slot taken out may be sent on. A region that comes in several parts of one message is attached
- * once: its parts have one lease and one mapping, and the handles taken out of them are handles of that mapping,
- * equal in data and identity. Each is released on its own, in any order, from any thread; lease and mapping go with
- * the last one. While there is another one, in the message or out of it, shmb_publish answers PINNED. The mapping
- * has the rights of all these parts together; where this process may not have them all, each part is attached with
- * its own. Errors: INVALID (no part of that number and kind), the part's own status, FORKED. */
+/** Moves an own reference out of the message, so that it outlives it: release it with shmb_slot_release, shmb_release.
+ * A slot taken out may be sent on. A region that comes in several parts of one message is attached once. Its parts
+ * have one lease and one mapping. The handles taken out of them are handles of that mapping, equal in data and
+ * identity. Each is released on its own, in any order, from any thread; lease and mapping go with the last one. While
+ * there is another one, in the message or out of it, shmb_publish answers PINNED. The mapping has the rights of all
+ * these parts together; where this process may not have them all, each part is attached with its own. Errors: INVALID
+ * (no part of that number and kind), the part's own status, FORKED. */
 SHMB_API int shmb_message_take_slot(shmb_message* message, size_t number, shmb_slot* slot,
                                     shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_message_take_region(shmb_message* message, size_t number, shmb_region** region,

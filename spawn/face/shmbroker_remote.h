@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C face of remote: a world of up to 64 workers on one host that call functions in each other and hold references
+/* The C face of remote: a world of up to 64 workers on one host. They call functions in each other and hold references
  * to values that live in another one. Arguments and results are opaque bytes, with regions and references beside them.
  * The rules of shmbroker.h hold: statuses and sentences, options that begin with `size`, nanoseconds, nothing printed,
  * and no thread unless `threads` asks for it.
  *
- * A reference is booked at the broker from its creation on. A user that dies or lets go is out of the books at once, an
- * owner that dies ends the waits of all users, and what became of a reference is decided once, for every waiter.
+ * A reference is booked at the broker from its creation on. A user that dies or lets go is out of the books at once. An
+ * owner that dies ends the waits of all users. The fate of a reference is decided once, for every waiter.
  *
- * With `threads` 0 calls of others are run by whoever waits in this process: in shmb_remote_serve, and while a future,
- * a reference or the end of the world is waited for. A call that waits runs others meanwhile, on its own stack.
+ * With `threads` 0 the threads that wait in this process run the calls of others. They do so in shmb_remote_serve, and
+ * while they wait for a future, a reference or the end of the world. A call that waits runs others meanwhile, on its
+ * own stack.
  *
  * `timeout_ns` of calls: the default is the worker's own (shmb_remote_set_timeout, SHMB_REMOTE_CALL_TIMEOUT at first),
  * SHMB_FOREVER is no limit, SHMB_NO_WAIT is refused (INVALID). A deadline that has passed is final: what comes later is
@@ -45,7 +46,7 @@ typedef struct shmb_reference shmb_reference; /* one reference to a value; at it
            receiver has mapped */
 
 /* The data to send. Bytes are copied into memory that is shared before the call that takes them returns. Regions are of
- * the worker's broker and are leased to the message, which needs no ticket: the receiver maps the same memory, to write
+ * the worker's broker and are leased to the message, which needs no ticket. The receiver maps the same memory, to write
  * where the handle may. References become references of the receiver, whatever becomes of the sender's. */
 typedef struct shmb_payload {
   const void* data;
@@ -115,8 +116,8 @@ typedef struct shmb_remote_options {
 
 /** Joins the world at an address, which all workers name alike, and returns when all have joined. The world is known by
  * user and port; processes of different programs and sessions find each other by it. A session of the broker is opened
- * for it. In a world that runs, who has the name and the rank of a worker that died takes its place: calls to that
- * worker go to it from then on, while those under way and references to what the dead one owned have failed. Errors:
+ * for it. In a world that runs, a process with the name and the rank of a worker that died takes its place. Calls to
+ * that worker go to it from then on. Those under way, and references to what the dead one owned, have failed. Errors:
  * INVALID (name, rank, size, an address that is not this host), EXISTS (rank or name are there already), WORLD_TAKEN
  * (it runs, and the place is not free), NOT_READY (the process whose place it is has not ended), WORKER_GONE (one died
  * while it was waited for), DEADLINE (says who is missing), LIMIT, LOCAL_ONLY, NO_BROKER. With threads, `request` may
@@ -193,7 +194,7 @@ SHMB_API int shmb_remote_session(shmb_remote* remote, shmb_session** session, sh
 
 enum shmb_call_flag { SHMB_CALL_ON_OBJECT = 1 << 0 };
 /** Calls a function at a worker, this one among them. With SHMB_CALL_ON_OBJECT the first reference of the payload is
- * owned by that worker, and the call is run when its value is there; where that failed, so does the call. Errors:
+ * owned by that worker, and the call is run when its value is there. Where that failed, so does the call. Errors:
  * NOT_FOUND (no such worker), WORKER_GONE, OWNER_GONE, CLOSED (after shutdown), LIMIT, INVALID, DEADLINE (nothing was
  * sent). */
 SHMB_API int shmb_remote_call(shmb_remote* remote, int32_t to, const char* function, const shmb_payload* payload,
@@ -264,8 +265,8 @@ SHMB_API int shmb_reference_get_info(shmb_reference* reference, shmb_reference_i
  * (after shutdown), RAISED or DEADLINE (the creation failed). */
 SHMB_API int shmb_reference_fetch(shmb_reference* reference, int64_t timeout_ns, shmb_future** future,
                                   shmb_error* error) SHMB_NOEXCEPT;
-/** At the owner: the value itself, an object or content, both as long as there is a reference here, and until shutdown,
- * beside which no other thread may use them. Waits until it is made; wait_ns: the default is that of calls,
+/** At the owner: the value itself, an object or content. Both are there until shutdown, as long as there is a reference
+ * here. Beside a shutdown no other thread may use them. Waits until it is made; wait_ns: the default is that of calls,
  * SHMB_FOREVER and SHMB_NO_WAIT are allowed. Errors: INVALID (elsewhere), RAISED, DEADLINE. */
 SHMB_API int shmb_reference_local(shmb_reference* reference, int64_t wait_ns, void** object, shmb_content** content,
                                   shmb_error* error) SHMB_NOEXCEPT;

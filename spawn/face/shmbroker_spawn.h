@@ -4,8 +4,8 @@
  * thread, no signal handler, nothing printed.
  *
  * Between the caller and the ranks stand two small processes (guard and supervisor). They end all ranks, with
- * everything these started, when one rank fails, when the caller ends, normally or not, or when one of the two is
- * killed.
+ * everything these started, when one rank fails. They also do when the caller ends, normally or not, or when one of the
+ * two is killed.
  */
 #ifndef SHMBROKER_SPAWN_H
 #define SHMBROKER_SPAWN_H
@@ -77,10 +77,10 @@ typedef struct shmb_spawn_options {
 } shmb_spawn_options;
 
 /** Starts the ranks. They have RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, NODE_RANK, MASTER_ADDR and
- * MASTER_PORT, and belong to a group of their own, which ends with the last of their processes. The child process that
- * the caller gets is reaped by shmb_processes_join or _free; a caller that reaps all its children itself harms nothing.
- * After an error nothing is left. Errors: INVALID, SYSTEM (a program that cannot be executed), LIMIT (environment too
- * large), NO_BROKER, EXISTS (the group's name), DEADLINE. */
+ * MASTER_PORT. They belong to a group of their own, which ends with the last of their processes. The child process
+ * that the caller gets is reaped by shmb_processes_join or _free; a caller that reaps all its children itself harms
+ * nothing. After an error nothing is left. Errors: INVALID, SYSTEM (a program that cannot be executed), LIMIT
+ * (environment too large), NO_BROKER, EXISTS (the group's name), DEADLINE. */
 SHMB_API int shmb_spawn(const shmb_spawn_options* options, shmb_processes** processes, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_processes_state { SHMB_PROCESSES_RUNNING = 0, SHMB_PROCESSES_SUCCEEDED, SHMB_PROCESSES_FAILED };
@@ -105,10 +105,10 @@ SHMB_API int shmb_processes_pids(shmb_processes* processes, int32_t* pids, size_
 SHMB_API int shmb_processes_result(shmb_processes* processes, int32_t local_rank, const void** data, uint64_t* length,
                                    shmb_error* error) SHMB_NOEXCEPT;
 
-/** The parent's session with the broker of its ranks, to take by it what their results name: a handle of its own, to
- * be given to shmb_disconnect. Made anew where the ranks have ended and lent nothing (shmb_rank_lend). NOT_FOUND
- * where they have no group, and the options named no socket; SESSION_LOST where another broker is in that one's
- * place. Errors: NOT_FOUND, SESSION_LOST, and those of shmb_connect. */
+/** The parent's session with the broker of its ranks, to take by it what their results name. It is a handle of its own,
+ * to be given to shmb_disconnect. Made anew where the ranks have ended and lent nothing (shmb_rank_lend). NOT_FOUND
+ * where they have no group, and the options named no socket; SESSION_LOST where another broker is in that one's place.
+ * Errors: NOT_FOUND, SESSION_LOST, and those of shmb_connect. */
 SHMB_API int shmb_processes_session(shmb_processes* processes, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_failure_kind {
@@ -169,8 +169,8 @@ SHMB_API int shmb_rank_enter(void (*preload)(void), shmb_rank_info* info, shmb_e
 /** The function has returned; the result goes to the parent. Then exit with 0. Errors: NOT_FOUND (this process is no
  * rank), LIMIT (over 16 MiB), PEER_GONE. */
 SHMB_API int shmb_rank_finish(const void* result, uint64_t length, shmb_error* error) SHMB_NOEXCEPT;
-/** As shmb_ticket_create, for a region that is part of the result: the ticket ends at the latest with the parent's
- * shmb_processes, or with the parent, also a killed one. lifetime_ns: default: as long as that, 7 days at most.
+/** As shmb_ticket_create, for a region that is part of the result. The ticket ends at the latest with the parent's
+ * shmb_processes, or with the parent, also a killed one. `lifetime_ns`: default: as long as that, 7 days at most.
  * Where the ranks have no group, or the broker was started again since, it is an ordinary ticket with the default
  * SHMB_TICKET_LIFETIME. Errors: those of shmb_ticket_create, NOT_FOUND (this process is no rank). */
 SHMB_API int shmb_rank_lend(shmb_region* region, uint32_t rights, uint32_t uses, int64_t lifetime_ns,
@@ -195,10 +195,11 @@ SHMB_API int shmb_rank_raise_from(const shmb_raised* raised, shmb_error* error) 
  * from now on, so that nothing that the unwinding does can look like the earlier one. shmb_rank_raise follows. Does
  * not wait. Errors: NOT_FOUND (this process is no rank). */
 SHMB_API int shmb_rank_throwing(const char* type, shmb_error* error) SHMB_NOEXCEPT;
-/** For faces in C++, texts for shmb_rank_raise: a type as its source has it, from its mangled name (of a type that
- * std::throw_with_nested has made, the one that it was given); and a stack of return addresses, one line for each
- * frame from the one that threw on. Frames of std, of the C library and of this one are left out, and the frame that
- * returns to `bottom` with all above it. Allocated: shmb_bytes_free. Errors: the common ones. */
+/** For faces in C++, texts for shmb_rank_raise. The first is a type as its source has it, from its mangled name. Of a
+ * type that std::throw_with_nested has made it is the one that it was given. The second is a stack of return
+ * addresses, one line for each frame from the one that threw on. Frames of std, of the C library and of this one are
+ * left out, and the frame that returns to `bottom` with all above it. Allocated: shmb_bytes_free. Errors: the common
+ * ones. */
 SHMB_API int shmb_type_text(const char* mangled, char** text, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_stack_text(void* const* frames, size_t count, const void* bottom, char** text,
                              shmb_error* error) SHMB_NOEXCEPT;
