@@ -44,8 +44,8 @@ std::optional<int> number_of(const std::optional<std::string>& text) {
 }
 
 std::unexpected<Error> not_ours(int fd, const std::string& name, const std::string& why) {
-  return error(Status::invalid,
-               "the service manager passed descriptor " + std::to_string(fd) + " as " + quoted(name) + ", which " + why);
+  return error(Status::invalid, "the service manager passed descriptor " + std::to_string(fd) + " as " + quoted(name) +
+                                    ", which " + why);
 }
 
 // The text from the start of `rest` to the next colon.
@@ -110,8 +110,9 @@ void ServiceManager::open_notify() {
   if (!address || address->empty()) return;
   auto socket = sys::datagram_socket_to(*address);
   if (socket) notify_ = std::move(*socket);
-  else loss_ = "the service manager is not notified: NOTIFY_SOCKET " + quoted(*address) + ": " +
-               errno_text(socket.error().value);
+  else
+    loss_ = "the service manager is not notified: NOTIFY_SOCKET " + quoted(*address) + ": " +
+            errno_text(socket.error().value);
 }
 
 Fd ServiceManager::take(std::string_view name) {
@@ -121,9 +122,7 @@ Fd ServiceManager::take(std::string_view name) {
 
 void ServiceManager::ready(const std::string& status) { say("READY=1\nSTATUS=" + one_line(status)); }
 
-void ServiceManager::reloading() {
-  say("RELOADING=1\nMONOTONIC_USEC=" + std::to_string(sys::now_monotonic() / 1000));
-}
+void ServiceManager::reloading() { say("RELOADING=1\nMONOTONIC_USEC=" + std::to_string(sys::now_monotonic() / 1000)); }
 
 void ServiceManager::stopping(const std::string& status) { say("STOPPING=1\nSTATUS=" + one_line(status)); }
 
