@@ -312,7 +312,7 @@ def _introduce(local_rank: int, parent_pid: int, parent_name: str) -> None:
     """To multiprocessing a rank is a child like those that it starts itself."""
     from multiprocessing import process
     current: Any = process.current_process()
-    current._identity, current._name = (local_rank + 1,), f"rank-{local_rank + 1}"
+    current._identity, current._name = (local_rank + 1,), f"rank-{local_rank}"
     try:
         sentinel = os.pidfd_open(parent_pid)
     except OSError:

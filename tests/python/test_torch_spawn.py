@@ -362,7 +362,7 @@ def test_the_environment_is_that_of_the_parent_and_multiprocessing_knows_it(meth
     mine = {name: value for name, value in os.environ.items() if not name.startswith("SHMBROKER_")}
     for rank, environment, parent, alive, name, identity in sorted(queue.get() for _ in range(2)):
         assert environment == {**mine, "EXTRA": "1"}
-        assert (parent, alive, name, identity) == (os.getpid(), True, f"rank-{rank + 1}", (rank + 1,))
+        assert (parent, alive, name, identity) == (os.getpid(), True, f"rank-{rank}", (rank + 1,))
 
 
 def test_a_sentinel_tells_of_its_rank_alone(method):
