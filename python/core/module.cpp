@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The module shmbroker._core: its functions and types, and what it refuses to be imported into.
 #include "python/core/objects.hpp"
+#include "python/core/remote/remote.hpp"
 #include "python/core/spawn.hpp"
 
 namespace shmb::python {
@@ -126,7 +127,8 @@ int execute(PyObject* module) {
   const bool added = load_errors() && watch_forks() && add_values(module) && add_session(module) &&
                      add_region(module) && add_pool(module) && add_slot(module) && add_part(module) &&
                      add_queue(module) && add_message(module) && add_processes(module) && add_rank(module) &&
-                     add_constants(module);
+                     remote::add_world(module) && remote::add_future(module) && remote::add_request(module) &&
+                     remote::add_reference(module) && remote::add_copy(module) && add_constants(module);
   return added ? 0 : -1;
 }
 
