@@ -29,6 +29,7 @@ Sys<PathFacts> path_facts(const char* path, bool follow) {
   out.is_socket = S_ISSOCK(facts.st_mode);
   out.is_directory = S_ISDIR(facts.st_mode);
   out.is_link = S_ISLNK(facts.st_mode);
+  out.is_regular = S_ISREG(facts.st_mode);
   return out;
 }
 

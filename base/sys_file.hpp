@@ -19,7 +19,7 @@ struct PathFacts {
   std::uint64_t size = 0;
   std::uint32_t uid = 0;
   std::uint32_t mode = 0;  // permission bits, 07777
-  bool is_socket = false, is_directory = false, is_link = false;
+  bool is_socket = false, is_directory = false, is_link = false, is_regular = false;
 };
 Sys<PathFacts> path_facts(const char* path, bool follow = false);  // lstat, or stat
 Sys<void> make_directory(const char* path, unsigned mode);

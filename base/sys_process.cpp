@@ -189,6 +189,12 @@ Sys<Fd> signal_fd(std::span<const int> signals) {
   return call_fd(Call::signalfd, [&] { return ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK); });
 }
 
+Sys<int> next_signal(int signal_fd) {
+  signalfd_siginfo came{};
+  SHMB_TRY_VOID(call(Call::read, [&] { return ::read(signal_fd, &came, sizeof came); }));
+  return static_cast<int>(came.ssi_signo);
+}
+
 Sys<void> random_bytes(std::span<std::byte> out) {
   while (!out.empty()) {
     SHMB_TRY(got, call(Call::getrandom, [&] { return ::getrandom(out.data(), out.size(), 0); }));

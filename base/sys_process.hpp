@@ -55,6 +55,7 @@ Sys<Fd> epoll();
 Sys<void> epoll_watch(int epoll, int fd);         // EPOLLIN, with the descriptor as the event's data
 void epoll_forget(int epoll, int fd);             // no effect if it is not in the set
 Sys<Fd> signal_fd(std::span<const int> signals);  // blocks them in the calling thread
+Sys<int> next_signal(int signal_fd);              // EAGAIN: none has come
 Sys<void> random_bytes(std::span<std::byte> out);
 Sys<bool> poll_readable(int fd, std::int64_t timeout_ns);            // false: deadline; -1: for ever
 Sys<short> poll_for(int fd, short events, std::int64_t timeout_ns);  // what poll(2) reports, 0: deadline

@@ -18,6 +18,7 @@
 #include "base/text.hpp"
 #include "daemon/kit/log.hpp"
 #include "daemon/serve/broker.hpp"
+#include "daemon/serve/signals.hpp"
 #include "daemon/start/directory.hpp"
 #include "daemon/start/options.hpp"
 #include "daemon/start/privileges.hpp"
@@ -29,18 +30,6 @@ namespace shmb::daemon {
 namespace {
 
 constexpr int kOk = 0, kFailure = 1, kUsage = 2;
-
-class Signals final : public Waiter {
- public:
-  Signals(Transport& transport, Fd fd) : transport_(transport), fd_(std::move(fd)) {}
-  ~Signals() { transport_.engine().unwatch(*this); }
-  Sys<void> start() { return transport_.engine().watch(fd_.get(), *this); }
-  void on_readable() override { transport_.stop(); }
-
- private:
-  Transport& transport_;
-  Fd fd_;
-};
 
 std::uint64_t feature_bits(const KernelFeatures& found, bool uring) {
   std::uint64_t bits = 0;
@@ -78,7 +67,8 @@ Result<SocketFile> listen_at(ServiceManager& manager, const Config& config, cons
   return SocketFile::create(config.directory + "/" + file, mode);
 }
 
-Result<int> serve(Config config, int ready_fd, ServiceManager& manager) {
+Result<int> serve(const Options& options, ServiceManager& manager) {
+  Config config = options.config;
   SHMB_TRY(account, account_of(config));
   SHMB_TRY_VOID(prepare_directory(config.directory, config.mode, account.uid, account.gid));
   SHMB_TRY(lowered, lower_privileges(config, account));
@@ -115,11 +105,11 @@ Result<int> serve(Config config, int ready_fd, ServiceManager& manager) {
   if (auto attached = transport.attach(*books); !attached)
     return system_failure(attached.error(), "the books' wake-up");
 
-  const int signals[] = {SIGTERM, SIGINT, SIGHUP};
-  auto signal_fd = sys::signal_fd(signals);
-  if (!signal_fd) return system_failure(signal_fd.error(), "signalfd");
-  Signals waiting(transport, std::move(*signal_fd));
-  if (auto started = waiting.start(); !started) return system_failure(started.error(), "waiting for signals");
+  const std::string serving = "serving " + config.directory +
+                              (config.mode == Mode::system ? " in system mode" : " in private mode") + ", " +
+                              chosen.reason + ", " + std::to_string(lowered.table) + " descriptors";
+  Signals signals(transport, *books, manager, options, serving);
+  SHMB_TRY_VOID(signals.start());
 
   SHMB_TRY(socket,
            listen_at(manager, config, "broker", "socket", config.mode == Mode::system ? config.socket_mode : 0600));
@@ -128,15 +118,12 @@ Result<int> serve(Config config, int ready_fd, ServiceManager& manager) {
     if (auto listening = transport.listen_on(file->take(), is_admin); !listening)
       return system_failure(listening.error(), "waiting for connections");
 
-  const std::string serving = "serving " + config.directory +
-                              (config.mode == Mode::system ? " in system mode" : " in private mode") + ", " +
-                              chosen.reason + ", " + std::to_string(lowered.table) + " descriptors";
   log::line(log::info, serving);
   for (const std::string& loss : lowered.losses) log::line(log::notice, loss);
-  if (ready_fd >= 0) {
+  if (options.ready_fd >= 0) {
     const char newline = '\n';
-    (void)sys::write_all(ready_fd, std::as_bytes(std::span(&newline, 1)));
-    ::close(ready_fd);
+    (void)sys::write_all(options.ready_fd, std::as_bytes(std::span(&newline, 1)));
+    ::close(options.ready_fd);
   }
   manager.ready(serving);
   const Transport::End end = transport.run();
@@ -199,8 +186,7 @@ int run(int argc, char** argv) {
   if (options->config.mode == Mode::private_) log::set_form(log::Form::file);
   for (const std::string& note : options->notes) log::line(log::notice, note);
   auto manager = ServiceManager::from_environment();
-  auto served = manager ? serve(std::move(options->config), options->ready_fd, *manager)
-                        : std::unexpected(std::move(manager.error()));
+  auto served = manager ? serve(*options, *manager) : std::unexpected(std::move(manager.error()));
   if (!served) log::failure(served.error().sentence);
   if (!served && manager) manager->failed(served.error().sentence);
 #ifdef SHMB_TEST_SEAM

@@ -18,36 +18,44 @@ Uid::Uid(std::uint32_t uid, Account& host, const Account::Report& report)
 
 Accounts::Accounts(Host& around)
     : host(around), all(SHMBW_SCOPE_HOST, 0, nullptr, &around.own_bug), uids(&around.nodes) {
-  if (host.config.limits.host_bytes) all.set_limit(Resource::bytes, host.config.limits.host_bytes);
-  if (host.config.limits.gpu_bytes) all.set_limit(Resource::gpu_bytes, host.config.limits.gpu_bytes);
-  // The other half is for pools, threads and the heap.
-  all.set_limit(Resource::timelines, host.facts.mappings_limit / 2);
+  apply_limits();
 }
 
 // The limit of a table whose default is "as many as the descriptor table allows".
 static std::uint64_t table_limit(std::uint64_t configured) { return configured ? configured : Account::kNoLimit; }
 
+static void apply_limits_of(const Limits& limits, std::uint32_t uid, Account& account) {
+  auto found = limits.uid.find(uid);
+  const LimitOverride own = found == limits.uid.end() ? LimitOverride{} : found->second;
+  account.set_limit(Resource::bytes, own.bytes.value_or(table_limit(limits.uid_bytes)));
+  account.set_limit(Resource::regions, own.regions.value_or(table_limit(limits.uid_regions)));
+  account.set_limit(Resource::leases, own.leases.value_or(limits.uid_leases));
+  account.set_limit(Resource::sessions, own.sessions.value_or(table_limit(limits.uid_sessions)));
+  account.set_limit(Resource::groups, own.groups.value_or(limits.uid_groups));
+  account.set_limit(Resource::tickets, own.tickets.value_or(limits.uid_tickets));
+  account.set_limit(Resource::names, own.names.value_or(limits.uid_names));
+  account.set_limit(Resource::watches, own.watches.value_or(limits.uid_watches));
+  account.set_limit(Resource::worlds, own.worlds.value_or(limits.uid_worlds));
+  account.set_limit(Resource::references, own.references.value_or(limits.uid_references));
+  account.set_limit(Resource::gpu_bytes, own.gpu_bytes.value_or(table_limit(limits.uid_gpu_bytes)));
+  account.set_limit(Resource::gpu_descriptors, own.gpu_descriptors.value_or(limits.uid_gpu_descriptors));
+  account.set_limit(Resource::timelines, own.timelines.value_or(limits.uid_timelines));
+}
+
+void Accounts::apply_limits() {
+  const Limits& limits = host.config.limits;
+  all.set_limit(Resource::bytes, table_limit(limits.host_bytes));
+  all.set_limit(Resource::gpu_bytes, table_limit(limits.gpu_bytes));
+  // The other half is for pools, threads and the heap.
+  all.set_limit(Resource::timelines, host.facts.mappings_limit / 2);
+  for (auto& [uid, user] : uids) apply_limits_of(limits, uid, user.account);
+}
+
 Uid& Accounts::hold_uid(std::uint32_t uid) {
   auto [at, fresh] = uids.try_emplace(uid, uid, all, host.own_bug);
   Uid& out = at->second;
   ++out.users;
-  if (!fresh) return out;
-  const Limits& limits = host.config.limits;
-  auto found = limits.uid.find(uid);
-  const LimitOverride own = found == limits.uid.end() ? LimitOverride{} : found->second;
-  out.account.set_limit(Resource::bytes, own.bytes.value_or(table_limit(limits.uid_bytes)));
-  out.account.set_limit(Resource::regions, own.regions.value_or(table_limit(limits.uid_regions)));
-  out.account.set_limit(Resource::leases, own.leases.value_or(limits.uid_leases));
-  out.account.set_limit(Resource::sessions, own.sessions.value_or(table_limit(limits.uid_sessions)));
-  out.account.set_limit(Resource::groups, own.groups.value_or(limits.uid_groups));
-  out.account.set_limit(Resource::tickets, own.tickets.value_or(limits.uid_tickets));
-  out.account.set_limit(Resource::names, own.names.value_or(limits.uid_names));
-  out.account.set_limit(Resource::watches, own.watches.value_or(limits.uid_watches));
-  out.account.set_limit(Resource::worlds, own.worlds.value_or(limits.uid_worlds));
-  out.account.set_limit(Resource::references, own.references.value_or(limits.uid_references));
-  out.account.set_limit(Resource::gpu_bytes, own.gpu_bytes.value_or(table_limit(limits.uid_gpu_bytes)));
-  out.account.set_limit(Resource::gpu_descriptors, own.gpu_descriptors.value_or(limits.uid_gpu_descriptors));
-  out.account.set_limit(Resource::timelines, own.timelines.value_or(limits.uid_timelines));
+  if (fresh) apply_limits_of(host.config.limits, uid, out.account);
   return out;
 }
 

@@ -41,6 +41,7 @@ struct Accounts {
 
   Uid& hold_uid(std::uint32_t uid);
   void drop_uid(std::uint32_t uid);
+  void apply_limits();  // those of the configuration, to all of these accounts
   // All descriptors in use, and whether `wanted` more fit below the reserve.
   std::uint64_t descriptors() const;
   bool descriptors_left(std::uint64_t wanted, bool admin) const;

@@ -53,6 +53,16 @@ std::uint64_t Group::configured(Resource resource) const {
   }
 }
 
+void Group::apply_limits() {
+  const auto limit = [&](Resource resource, std::uint64_t asked) {
+    const std::uint64_t bound = configured(resource);
+    account.set_limit(resource, asked == 0 ? bound : asked_by_admin ? asked : std::min(bound, asked));
+  };
+  limit(Resource::bytes, asked_bytes);
+  limit(Resource::regions, asked_regions);
+  for (const Resource resource : {Resource::names, Resource::gpu_bytes, Resource::gpu_descriptors}) limit(resource, 0);
+}
+
 Result<Group*> make_group(Groups& groups, Session& founder, const GroupRequest& wish) {
   auto secret = Secret::draw();
   if (!secret) return system_failure(secret.error(), "drawing a group token");
@@ -69,13 +79,9 @@ Result<Group*> make_group(Groups& groups, Session& founder, const GroupRequest& 
   group.created = groups.host.now();
   group.keep = wish.keep;
   group.supervised = wish.supervised;
-  const auto limit = [&](Resource resource, std::uint64_t wished) {
-    const std::uint64_t bound = group.configured(resource);
-    group.account.set_limit(resource, wished ? std::min(bound, wished) : bound);
-  };
-  limit(Resource::bytes, wish.limit_bytes);
-  limit(Resource::regions, wish.limit_regions);
-  for (const Resource resource : {Resource::names, Resource::gpu_bytes, Resource::gpu_descriptors}) limit(resource, 0);
+  group.asked_bytes = wish.limit_bytes;
+  group.asked_regions = wish.limit_regions;
+  group.apply_limits();
   groups.by_token.try_emplace(group.token, &group);
   if (!group.name.empty()) groups.by_name.try_emplace(std::pair(group.uid, group.name), &group);
   return &group;

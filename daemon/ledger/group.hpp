@@ -29,7 +29,10 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   std::string text() const { return name.empty() ? names::id_text(id) : name; }
   bool kept() const { return ended_at != 0 && !closed; }
   std::uint32_t heirs() const;
-  std::uint64_t configured(Resource resource) const;  // the limit that applies unless its maker asked for a lower one
+  std::uint64_t configured(Resource resource) const;  // by the file, whatever was asked for this group
+  // What was asked for this group outlives a reload of the configuration. Its owner may ask for at most what is
+  // configured, at any time; an administrator for any limit.
+  void apply_limits();
   std::int64_t freed_at(const Region& region) const {
     return kept() && region.name && region.keep >= 0 ? ended_at + region.keep : 0;
   }
@@ -40,7 +43,9 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   std::string name;  // empty: unnamed
   Secret token;
   Account account;
-  Charge charge;  // a group of its uid
+  Charge charge;                                     // a group of its uid
+  std::uint64_t asked_bytes = 0, asked_regions = 0;  // limits; 0: what is configured
+  bool asked_by_admin = false;
   std::int64_t created = 0;
   std::int64_t keep = 0;      // default of its regions
   std::int64_t ended_at = 0;  // 0: alive

@@ -60,7 +60,7 @@ struct Host {
     if (facts.descriptor_freed) facts.descriptor_freed();
   }
 
-  const Config config;
+  Config config;  // only its limits change, at a reload
   BrokerFacts facts;
   const std::int64_t started;
   Account::Report own_bug;

@@ -80,7 +80,7 @@ class Keys {
     for (const std::string& key : keys_) out += (out.empty() ? "raise " : " and ") + key;
     const bool of_file = std::ranges::any_of(keys_, [](const std::string& key) { return key.starts_with("limits."); });
     if (of_file && !groups_.host.config.file.empty())
-      out += " in " + groups_.host.config.file + ", which the next broker reads";
+      out += " in " + groups_.host.config.file + ", then kill -HUP " + std::to_string(groups_.host.facts.pid);
     if (!made_too_small_) return out;
     const bool of_bytes = shortage_.slot == SHMBW_SLOT_BYTES;
     return std::string(of_bytes ? "raise the group's limit (`shmbroker limit`)"

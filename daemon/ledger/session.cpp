@@ -21,9 +21,13 @@ Session::Session(Host& host, std::uint64_t number, Link& connection, Account& ui
       pools(&host.nodes),
       awaited(&host.nodes),
       connected(host.now()) {
+  apply_limits(host);
+}
+
+void Session::apply_limits(const Host& host) {
   account.set_limit(Resource::leases, host.config.limits.session_leases);
   account.set_limit(Resource::watches, host.config.limits.session_watches);
-  account.set_limit(Resource::tickets, ticket_share(host, uid_account));
+  account.set_limit(Resource::tickets, ticket_share(host, *account.parent()));
 }
 
 Session::~Session() = default;

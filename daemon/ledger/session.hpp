@@ -45,6 +45,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   ~Session();
   bool greeted() const { return phase == Phase::greeted; }
   std::uint32_t wire_state() const;
+  void apply_limits(const Host& host);  // those of the configuration
   // Whether the process' end will give back more after the session's end: places in pools, or leases of GPU memory.
   bool awaits_end() const { return !pools.empty() || (phase == Phase::ended && !leases.empty()); }
   bool holds_nothing() const {

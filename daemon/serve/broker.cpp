@@ -81,6 +81,12 @@ class Broker final : public BrokerEvents {
   bool closes_too_many(std::uint32_t uid) override { return ledger_.accounts.closes_too_many(uid); }
   bool keep_pidfd(std::uint32_t uid) override { return ledger_.accounts.keep_pidfd(uid); }
   void pidfd_closed(std::uint32_t uid) override { ledger_.accounts.close_pidfd(uid); }
+  void set_limits(const Limits& limits) override {
+    ledger_.host.config.limits = limits;
+    ledger_.accounts.apply_limits();
+    for (auto& [id, group] : ledger_.groups.all) group.apply_limits();
+    for (auto& [id, session] : ledger_.sessions.all) session.apply_limits(ledger_.host);
+  }
   int wake_fd() const override { return ledger_.regions.closer.wake_fd(); }
   void woken() override {
     ledger_.begin_turn();

@@ -198,9 +198,11 @@ void serve_group_limit(const Request& request) {
   shmbw_group_limit_reply reply{};
   reply.group = group.id;
   reply.before = group.account.limit(Resource::bytes);
-  reply.bytes = wish->bytes != 0 ? wish->bytes : configured;
   reply.used = used;
-  group.account.set_limit(Resource::bytes, reply.bytes);
+  group.asked_bytes = wish->bytes;
+  group.asked_by_admin = session.admin;
+  group.apply_limits();
+  reply.bytes = group.account.limit(Resource::bytes);
   request.answer(reply);
 }
 

@@ -22,11 +22,18 @@ namespace shmb::daemon {
 namespace {
 
 using Set = std::function<Result<void>(Config&, const toml::node&)>;
+using Differ = std::function<bool(const Config&, const Config&)>;
 
 struct Key {
   std::string_view name;
   Set set;
+  Differ differ = nullptr;  // of a key outside of [limits]
 };
+
+template <class T>
+Differ differ_in(T Config::* field) {
+  return [field](const Config& one, const Config& other) { return one.*field != other.*field; };
+}
 
 std::uint64_t host_memory() {
   auto pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
@@ -94,16 +101,19 @@ Key duration_key(std::string_view name, std::int64_t Limits::* field) {
           }};
 }
 Key count_key(std::string_view name, std::uint64_t Config::* field, std::uint64_t most) {
-  return {name, [field, most](Config& config, const toml::node& node) {
-            return store(count_of(node, 0, most), config.*field);
-          }};
+  return {
+      name,
+      [field, most](Config& config, const toml::node& node) { return store(count_of(node, 0, most), config.*field); },
+      differ_in(field)};
 }
 Key duration_key(std::string_view name, std::int64_t Config::* field, bool endless) {
-  return {name, [field, endless](Config& config, const toml::node& node) -> Result<void> {
+  return {name,
+          [field, endless](Config& config, const toml::node& node) -> Result<void> {
             auto duration = duration_of(node, endless);
             if (duration && *duration == 0) return wrong("expects more than 0");
             return store(std::move(duration), config.*field);
-          }};
+          },
+          differ_in(field)};
 }
 
 Result<void> set_engine(Config& config, const toml::node& node) {
@@ -160,11 +170,11 @@ Result<void> set_user(Config& config, const toml::node& node) {
 
 const std::vector<Key>& top_keys() {
   static const std::vector<Key> keys = {
-      {"engine", set_engine},
-      {"gpu_hold", set_gpu_hold},
-      {"log_level", set_log_level},
-      {"socket_mode", set_socket_mode},
-      {"user", set_user},
+      {"engine", set_engine, differ_in(&Config::engine)},
+      {"gpu_hold", set_gpu_hold, differ_in(&Config::gpu_trust)},
+      {"log_level", set_log_level, differ_in(&Config::log_priority)},
+      {"socket_mode", set_socket_mode, differ_in(&Config::socket_mode)},
+      {"user", set_user, differ_in(&Config::user)},
       count_key("descriptors", &Config::descriptors, 1ULL << 30),
       count_key("descriptors_reserved", &Config::descriptors_reserved, 1ULL << 20),
       duration_key("hello_timeout", &Config::hello_timeout, false),
@@ -346,6 +356,13 @@ Result<Config> load_config(const std::string& path, Config defaults) {
   auto text = sys::read_file(path.c_str());
   if (!text) return system_failure(text.error(), "configuration file " + quoted(path));
   return parse_config(*text, path, std::move(defaults));
+}
+
+std::vector<std::string> keys_that_differ(const Config& one, const Config& other) {
+  std::vector<std::string> names;
+  for (const Key& key : top_keys())
+    if (key.differ(one, other)) names.emplace_back(key.name);
+  return names;
 }
 
 void complete_limits(Limits& limits) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The settings of an administrator. They are read once, before privileges are dropped. An unknown key or a bad value is
-// an error with file and line, and is never ignored.
+// The settings of an administrator. They are read before privileges are dropped, and the limits again at SIGHUP. An
+// unknown key or a bad value is an error with file and line, and is never ignored.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.hpp"
 
@@ -83,6 +84,8 @@ struct Config {
 // TOML. `path` is named in errors as "FILE:LINE: ...".
 Result<Config> load_config(const std::string& path, Config defaults);
 Result<Config> parse_config(const std::string& text, const std::string& path, Config defaults);
+// The keys outside of [limits] in which two configurations differ. They change with the next start only.
+std::vector<std::string> keys_that_differ(const Config& one, const Config& other);
 // Fills in the byte limits that are 0 (both functions above have done it).
 void complete_limits(Limits& limits);
 

@@ -58,6 +58,17 @@ std::unexpected<Error> call_failed(int code, const std::string& what) {
   return failure;
 }
 
+// The socket of a killed broker may answer for some time more: the kernel ends a ring, and what it refers to, later
+// than the process.
+bool someone_listens(const std::string& path) {
+  for (const std::int64_t patience = sys::now_monotonic() + kOtherEnds;; sys::rest(2'000'000)) {
+    auto socket = sys::seqpacket_socket(true);
+    auto answered = socket ? sys::connect_path(socket->get(), path) : std::unexpected(socket.error());
+    if (!answered && answered.error().value != EAGAIN) return false;
+    if (sys::now_monotonic() >= patience) return true;
+  }
+}
+
 }  // namespace
 
 std::string default_directory(Mode mode) {
@@ -139,9 +150,7 @@ Result<SocketFile> SocketFile::create(const std::string& path, unsigned mode) {
   if (!socket) return system_failure(socket.error(), "socket for " + quoted(path));
   if (auto facts = sys::path_facts(path.c_str())) {
     if (!facts->is_socket) return error(Status::system, quoted(path) + " is in the way and is not a socket; remove it");
-    auto other = sys::seqpacket_socket(true);
-    auto answers = other ? sys::connect_path(other->get(), path) : std::unexpected(other.error());
-    if (answers || answers.error().value == EAGAIN)
+    if (someone_listens(path))
       return error(Status::busy, quoted(path) +
                                      " has a listener that is no shmbrokerd: stop its socket unit (systemctl stop "
                                      "shmbroker.socket), or let the service manager start the broker");

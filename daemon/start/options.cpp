@@ -57,14 +57,6 @@ std::unexpected<Error> usage(std::string sentence) {
   return std::unexpected(Error{Status::invalid, EINVAL, {}, std::move(sentence) + " (see shmbrokerd --help)"});
 }
 
-struct Given {
-  std::optional<std::string> file, directory, user;
-  std::optional<EngineChoice> engine;
-  std::optional<Mode> mode;
-  std::optional<std::int64_t> idle_exit;
-  std::optional<int> log_priority;
-};
-
 Result<void> take(Given& given, Options& options, int code, const char* value) {
   switch (code) {
     case config_file:
@@ -135,29 +127,31 @@ std::string own_file() {
   return {};
 }
 
-// Settings of a private broker's user. sudo may leave another user's environment in place. Then the file is not used,
-// because the broker would follow another user's wishes with its own rights.
-Result<void> read_own_file(Options& options) {
-  options.config.file = own_file();
-  if (options.config.file.empty()) return {};
-  auto facts = sys::path_facts(options.config.file.c_str(), true);
-  if (!facts) return {};
+// The file that is read where none is named. Empty: the environment names no place.
+std::string usual_file(Mode mode) { return mode == Mode::system ? "/etc/shmbroker.conf" : own_file(); }
+
+// sudo may leave another user's environment in place. Then that user's file is not read, because the broker would
+// follow another user's wishes with its own rights.
+Result<Config> read_usual_file(const std::string& file, std::vector<std::string>& notes) {
+  Config config;
+  config.file = file;
+  auto facts = file.empty() ? sys_error(ENOENT) : sys::path_facts(file.c_str(), true);
+  if (!facts) return config;
   if (facts->uid != ::geteuid() && facts->uid != 0) {
-    options.notes.push_back("configuration file " + quoted(options.config.file) + " belongs to uid " +
-                            std::to_string(facts->uid) + ", not to " + std::to_string(::geteuid()) + ": not read");
-    return {};
+    notes.push_back("configuration file " + quoted(file) + " belongs to uid " + std::to_string(facts->uid) +
+                    ", not to " + std::to_string(::geteuid()) + ": not read");
+    return config;
   }
-  SHMB_TRY(loaded, load_config(options.config.file, options.config));
-  options.config = std::move(loaded);
-  options.notes.push_back("configuration read from " + options.config.file);
-  return {};
+  SHMB_TRY(loaded, load_config(file, config));
+  notes.push_back("configuration read from " + file);
+  return std::move(loaded);
 }
 
 }  // namespace
 
 Result<Options> parse_options(int argc, char** argv) {
   Options options;
-  Given given;
+  Given& given = options.given;
   optind = 0;  // glibc: restart, also after an earlier parse in a test
   opterr = 0;
   for (int code; (code = ::getopt_long(argc, argv, ":", kOptions, nullptr)) != -1;) {
@@ -167,24 +161,27 @@ Result<Options> parse_options(int argc, char** argv) {
     SHMB_TRY_VOID(take(given, options, code, optarg));
   }
   if (optind < argc) return usage("unexpected argument " + quoted(argv[optind]));
+  if (options.action == Options::Action::help || options.action == Options::Action::version) return options;
+  SHMB_TRY(settings, read_settings(given, options.notes));
+  options.config = std::move(settings);
   Config& config = options.config;
-  if (given.file) {
-    SHMB_TRY(loaded, load_config(*given.file, Config{}));
-    config = std::move(loaded);
-    config.file = *given.file;
-  } else if (options.action != Options::Action::help && options.action != Options::Action::version &&
-             given.mode.value_or(Mode::private_) == Mode::private_) {
-    SHMB_TRY_VOID(read_own_file(options));
-  }
+  config.directory = given.directory ? *given.directory : default_directory(config.mode);
+  while (config.directory.size() > 1 && config.directory.back() == '/') config.directory.pop_back();
+  return options;
+}
+
+Result<Config> read_settings(const Given& given, std::vector<std::string>& notes) {
+  Config named;
+  if (given.file) named.file = *given.file;
+  SHMB_TRY(config, given.file ? load_config(*given.file, named)
+                              : read_usual_file(usual_file(given.mode.value_or(Mode::private_)), notes));
   complete_limits(config.limits);
   if (given.mode) config.mode = *given.mode;
   if (given.engine) config.engine = *given.engine;
   if (given.idle_exit) config.idle_exit = *given.idle_exit;
   if (given.log_priority) config.log_priority = *given.log_priority;
   if (given.user) config.user = *given.user;
-  config.directory = given.directory ? *given.directory : default_directory(config.mode);
-  while (config.directory.size() > 1 && config.directory.back() == '/') config.directory.pop_back();
-  return options;
+  return std::move(config);
 }
 
 const char* help_text() {

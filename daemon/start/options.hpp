@@ -3,6 +3,8 @@
 // library.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,9 +12,19 @@
 
 namespace shmb::daemon {
 
+// What the command line says. It overrides the file, whenever that is read.
+struct Given {
+  std::optional<std::string> file, directory, user;
+  std::optional<EngineChoice> engine;
+  std::optional<Mode> mode;
+  std::optional<std::int64_t> idle_exit;
+  std::optional<int> log_priority;
+};
+
 struct Options {
   enum class Action { serve, check, help, version } action = Action::serve;
-  Config config;                   // from the file first, then from the command line
+  Config config;  // from the file first, then from the command line
+  Given given;
   std::vector<std::string> notes;  // for the log
   int ready_fd = -1;
   std::string seam;  // used only in the test build
@@ -20,6 +32,8 @@ struct Options {
 
 // A usage error is a sentence with Status::invalid and errno EINVAL (exit status 2). An unusable file has errno 0.
 Result<Options> parse_options(int argc, char** argv);
+// Reads the file and puts the command line over it; the directory is left out. Also called at a reload.
+Result<Config> read_settings(const Given& given, std::vector<std::string>& notes);
 const char* help_text();
 
 }  // namespace shmb::daemon

@@ -54,6 +54,7 @@ class Transport {
   End run();                             // until stop(), the idle time-out, or an engine that cannot go on
   Sys<void> turn(std::int64_t longest);  // one round, for tests; -1: until something happens
   void stop() { stopped_ = true; }
+  void set_limits(const Limits& limits) { config_.limits = limits; }  // for connections that come afterwards
 
   void close_all();  // no listener, no connection, no books; also done at the end
 

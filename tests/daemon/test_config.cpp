@@ -226,3 +226,16 @@ TEST_CASE("a file is read as text is, and one that cannot be read says why") {
   CHECK(missing.error().system_errno == ENOENT);
   CHECK_FALSE(load_config(folder.path(), {}));
 }
+
+TEST_CASE("keys outside of [limits] that differ are named, and limits are not among them") {
+  const Config one = *parse_config("engine = \"epoll\"\nuser = \"a\"\n", "one", {});
+  CHECK(keys_that_differ(one, one).empty());
+  const Config other = *parse_config(
+      "engine = \"auto\"\nuser = \"b\"\ngpu_hold = \"trust\"\nlog_level = \"debug\"\nsocket_mode = \"0660\"\n"
+      "descriptors = 5\ndescriptors_reserved = 6\nhello_timeout = \"7s\"\nunread_timeout = \"8s\"\nidle_exit = \"9s\"\n"
+      "[limits]\nbytes = \"1G\"\n",
+      "other", {});
+  CHECK(keys_that_differ(one, other) == std::vector<std::string>{"engine", "gpu_hold", "log_level", "socket_mode",
+                                                                 "user", "descriptors", "descriptors_reserved",
+                                                                 "hello_timeout", "unread_timeout", "idle_exit"});
+}

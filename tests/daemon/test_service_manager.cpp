@@ -199,6 +199,7 @@ TEST_CASE("a broker serves a passed socket, tells its manager, and leaves the so
     options.sockets = {passed.get()};
     options.socket_names = "broker";
     options.notify = folder.file("notify");
+    options.config = "[limits]\n";
     {
       BrokerFixture broker(options);
       REQUIRE_MESSAGE(broker.running(), broker.log());
@@ -206,6 +207,17 @@ TEST_CASE("a broker serves a passed socket, tells its manager, and leaves the so
       CHECK(RawClient::connect(broker.admin()).hello().ok());  // the one that was not passed
       CHECK_FALSE(std::filesystem::exists(broker.socket()));
       CHECK(manager.next().starts_with("READY=1\nSTATUS=serving " + broker.directory()));
+      broker.reload();
+      CHECK(manager.next().starts_with("RELOADING=1\nMONOTONIC_USEC="));
+      const std::string reloaded = manager.next();
+      CHECK(reloaded.starts_with("READY=1\nSTATUS=serving " + broker.directory()));
+      CHECK(reloaded.find("; limits applied again; configuration read from ") != std::string::npos);
+      broker.configure("[limits]\nbites = 1\n");
+      broker.reload();
+      CHECK(manager.next().starts_with("RELOADING=1\n"));
+      CHECK(manager.next().find("the limits stay as they were: " + broker.config_file() + ":2: unknown key") !=
+            std::string::npos);
+      broker.configure(options.config);
       early.close();
       CHECK(broker.books() == "");
       CHECK(broker.stop() == 0);
