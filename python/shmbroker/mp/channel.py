@@ -31,12 +31,12 @@ class Channel:
     _role = "both"
 
     def __init__(self, cells: int = CELLS, *, room: bool = False, at_least_once: bool = False) -> None:
-        session, self.address = place.home()
+        self.session, self.address = place.home()
         lanes = PROCESSES * 2 if room else PROCESSES
         # A cell is 8 bytes and its inline bytes; a lane has a header of its own.
         lane_bytes = PROCESSES * (cells * (INLINE + 8) + 4096) + (PROCESSES * 8192 if room else 0)
         self._settings = {"cells": cells, "at_least_once": at_least_once}
-        self.pool = session.create_pool(CLASSES, lanes=lanes, queues=2, lane_bytes=lane_bytes)
+        self.pool = self.session.create_pool(CLASSES, lanes=lanes, queues=2, lane_bytes=lane_bytes)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -55,9 +55,9 @@ class Channel:
 
     def __setstate__(self, state: Any) -> None:
         self.address, pool, self._settings = state
-        session = place.visit(self.address)
+        self.session = place.visit(self.address)
         try:
-            self.pool = session.open_pool(pool)
+            self.pool = self.session.open_pool(pool)
         except errors.Error as error:
             raise place.whole(error)
         self._prepare()

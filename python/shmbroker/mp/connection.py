@@ -38,9 +38,18 @@ class Envelope:
     def __init__(self, obj: Any, *, lend: bool = False) -> None:
         self.tickets: list[Any] = []
         self._handed: list[_core.Region] = []
-        chunks, buffers = pickling.dump(obj, LARGE)
+        self._theirs: list[Any] = []  # tickets that reducers have made
+        before, pickling.work.tickets = pickling.work.tickets, self._theirs
+        try:
+            chunks, buffers = pickling.dump(obj, LARGE)
+        except BaseException:
+            self.fail()
+            raise
+        finally:
+            pickling.work.tickets = before
         if not buffers and pickling.length(chunks) < LARGE:
             self.stream = b"".join(chunks)
+            self.tickets = self._theirs
             return
         try:
             self._seal(chunks, buffers, lend)
@@ -88,12 +97,13 @@ class Envelope:
             else:
                 self.tickets.append(region.ticket(write=True, lifetime=_LIFETIME))
         self.stream = pickle.dumps(_Sealed((address, tuple(t and bytes(t) for t in self.tickets), stream, pieces)), 5)
+        self.tickets += self._theirs
 
     def fail(self) -> None:
         """Nobody got it."""
         for region in self._handed:
             memory.take_back(region)
-        revoke(self.tickets)
+        revoke([*self.tickets, *self._theirs])
 
 
 class _Sealed:

@@ -81,19 +81,21 @@ class DefaultContext(BaseContext):
 
     def __init__(self) -> None:
         self._actual_context: Any = None
+        self._used = False
 
     def get_context(self, method: str | None = None) -> Any:
         if method is not None:
             return super().get_context(method)
         if self._actual_context is None:
-            self._actual_context = _concrete_contexts[_base._default_context.get_start_method()]
+            self._used = True
+            return _concrete_contexts[_base._default_context.get_start_method()]
         return self._actual_context
 
     def set_start_method(self, method: str | None, force: bool = False) -> None:
-        if self._actual_context is not None and not force:
+        if (self._used or self._actual_context is not None) and not force:
             raise RuntimeError("context has already been set")
         if method is None and force:
-            self._actual_context = None
+            self._actual_context, self._used = None, False
             return
         self._actual_context = self.get_context(method)
 

@@ -27,9 +27,10 @@ class Outgoing:
 
     def __init__(self, obj: Any, channel: Channel) -> None:
         self.handed: list[_core.Region] = []
-        chunks, buffers = pickling.dump(obj)
+        attached: list[Any] = []
+        chunks, buffers = pickling.dump(obj, attached=attached, session=channel.session)
         size = pickling.length(chunks)
-        if not buffers and size <= place.SLOT >> 4:
+        if not buffers and not attached and size <= place.SLOT >> 4:
             self.parts = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             return
         try:
@@ -50,6 +51,7 @@ class Outgoing:
                 else:
                     self.handed.append(region)
                     parts.append(_part(region))
+            parts += reversed(attached)  # so their numbers count from the end, whatever the number of buffers
         except BaseException:
             self.fail()
             raise
@@ -103,10 +105,19 @@ def load(message: _core.Message) -> Any:
             obj = pickling.loads(stream)
         message.done()
         return obj
-    buffers = [message.take(number, writable=True) for number in range(1, count)]
-    _held.update(buffers)
-    with memoryview(message) as stream:
-        obj = pickling.loads(stream, buffers=buffers)
-    del buffers
+    before, pickling.work.message = pickling.work.message, message
+    try:
+        with memoryview(message) as stream:
+            obj = pickling.loads(stream, buffers=_buffers(message, count))
+    finally:
+        pickling.work.message = before
     message.done()
     return obj
+
+
+def _buffers(message: _core.Message, count: int) -> Any:
+    """One after another, as the pickle asks for them: what lies behind them was attached by reducers."""
+    for number in range(1, count):
+        taken = message.take(number, writable=True)
+        _held.add(taken)
+        yield taken

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
+import threading
 from multiprocessing.reduction import ForkingPickler
 
 from . import memory, place
@@ -18,6 +19,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ATOMS = frozenset((int, float, bool, str, type(None)))
+
+
+reducers: dict[type, Any] = {}  # of packages that are not to change ForkingPickler's
+
+
+class _Work(threading.local):
+    """What this thread pickles or unpickles now: reducers and rebuilding functions ask for it."""
+
+    attached: list[Any] | None = None  # of a message in the making: parts behind its buffers
+    session: Any = None  # of that message's queue
+    tickets: list[Any] | None = None  # of what a connection sends: reducers add theirs
+    message: Any = None  # the one that is unpickled
+    alone: set[Any] = set()  # things of which a reducer has sent only a part, as a copy
+    whole: set[Any] = set()  # those that come again in the message: they are sent whole, once
+
+
+work = _Work()
 
 
 class _Sink(list):
@@ -30,6 +48,7 @@ def _table() -> dict[type, Any]:
     """The reducers of multiprocessing and of copyreg, as they are now, and ours for NumPy where it is loaded."""
     table = copyreg.dispatch_table.copy()
     table.update(ForkingPickler._extra_reducers)
+    table.update(reducers)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         try:
@@ -51,10 +70,27 @@ def _reduce_array(array: Any) -> Any:
     return fresh.__reduce_ex__(5)
 
 
-def dump(obj: Any, least: int = place.SMALL) -> tuple[list[Any], list[memoryview]]:
-    """The stream in pieces, and the buffers that are large enough to travel apart."""
+def dump(obj: Any, least: int = place.SMALL, attached: list[Any] | None = None,
+         session: Any = None) -> tuple[list[Any], list[memoryview]]:
+    """The stream in pieces, and the buffers that are large enough to travel apart. A reducer may add regions to
+    `attached`, which travel with the message as they are. They must be of `session`, which is the queue's."""
     if type(obj) in _ATOMS:
         return [pickle.dumps(obj, 5)], []
+    before = work.attached, work.alone, work.whole, work.session
+    work.whole, work.session = set(), session
+    try:
+        while True:
+            work.attached, work.alone, told = attached, set(), len(work.whole)
+            chunks, buffers = _dump(obj, least)
+            if len(work.whole) == told:
+                return chunks, buffers
+            if attached is not None:
+                attached.clear()
+    finally:
+        work.attached, work.alone, work.whole, work.session = before
+
+
+def _dump(obj: Any, least: int) -> tuple[list[Any], list[memoryview]]:
     chunks = _Sink()
     buffers: list[memoryview] = []
 

@@ -24,6 +24,7 @@ Address = tuple  # (socket, group variable): what a child needs to be in the sam
 _lock = threading.Lock()
 _places: dict[Address, _core.Session] = {}
 _home: Address | None = None
+_wish: str | None = None
 
 
 def _fork() -> None:
@@ -64,13 +65,19 @@ def home(*, ask: bool = True) -> tuple[_core.Session, Address]:
             session = _core.connect()
         else:
             session = _core.connect(no_group=True)
-            name = f"mp-{os.getpid()}-{os.urandom(4).hex()}"
-            group = session.create_group(name)
+            name = _wish or f"mp-{os.getpid()}-{os.urandom(4).hex()}"
+            group = session.create_group(name, adopt_existing=_wish is not None)
             session.join(group)
             variable = _core.group_variable(name, group.token)
         _home = (session.info().socket, variable)
         _places[_home] = session
         return session, _home
+
+
+def call(name: str) -> None:
+    """The group that is made for this program has this name. Programs of a user that wish the same name share it."""
+    global _wish
+    _wish = name
 
 
 def address() -> Address | None:

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How tensors are pickled for other processes: torch's reducers, but for storages in the memory of this host.
+
+In a message of our queues a region travels as a part of the message. The queue holds it, so it arrives also if its sender
+is killed behind `put`. In any other pickle, such as that of a pipe or of a process' arguments, it is a ticket at the
+broker, for the first process that unpickles it.
+
+A small part of a large private tensor is sent alone, as a copy, if nothing else of that tensor is in the message.
+Everything that is not in plain memory goes through torch's own reducers: CUDA, meta, and what torch shared before.
+"""
+from __future__ import annotations
+
+import torch
+import torch.utils.hooks
+from torch.multiprocessing import reductions as _stock
+
+from .. import _core, errors
+from ..mp import pickling, place
+from . import storage as _storage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_LIFETIME = 86400.0  # seconds in which a receiver that lives fetches what was sent to it
+_ALONE = 1 << 20  # bytes of a private storage from which on a part of it may be sent alone
+_FRACTION = 8  # that part is no more than one of this many
+
+stock_reduce_storage = _stock.reduce_storage
+stock_reduce_tensor = _stock.reduce_tensor
+
+_native = torch._C.StorageBase.is_shared if hasattr(torch._C, "StorageBase") else None
+
+
+def ours(storage: Any) -> bool:
+    """Whether a storage is for us: in plain memory, and not shared by torch itself."""
+    if storage.device.type != "cpu" or storage.nbytes() == 0:
+        return False
+    return _storage.shared(storage) or _native is None or not _native(storage)
+
+
+def reduce_storage(storage: Any) -> Any:
+    if not ours(storage):
+        return stock_reduce_storage(storage)
+    region = _storage.region_of(storage)
+    if region is None:
+        if pickling.work.alone:
+            _note(storage)
+        region = _storage.move(storage)
+    size = region.size
+    attached = pickling.work.attached
+    if attached is None or region.session is not pickling.work.session:
+        return rebuild_from_ticket, (place.address(), bytes(_ticket(region)), tuple(region.id), size)
+    # Who only reads the part needs no new mapping for one that comes again. The receiver maps it for writing once.
+    attached.append(_core.Part(region, write=size >= _storage.LARGE))
+    return rebuild_from_part, (len(attached), tuple(region.id))
+
+
+def _ticket(region: _core.Region) -> Any:
+    ticket = region.ticket(write=True, lifetime=_LIFETIME)
+    if pickling.work.tickets is not None:
+        pickling.work.tickets.append(ticket)  # the connection ends it where nobody comes for it
+    return ticket
+
+
+def _end(session: _core.Session, ticket: Any) -> None:
+    try:
+        session.revoke(ticket)
+    except errors.Error:
+        pass  # it was used
+
+
+def rebuild_from_part(number: int, identity: tuple[int, int, int]) -> Any:
+    found = _storage.known(identity)
+    if found is not None:
+        return found
+    message = pickling.work.message
+    if message is None:
+        raise pickling.pickle.UnpicklingError("this pickle of a tensor is part of a message of a queue, which is not here")
+
+    def attach() -> _core.Region:
+        region = message.take(len(message) - number)
+        if region.readonly:
+            region = region.session.attach(_core.RegionId(identity), write=True)
+        return region
+
+    return _storage.attached(identity, attach)
+
+
+def rebuild_from_ticket(address: Any, ticket: bytes, identity: tuple[int, int, int], size: int) -> Any:
+    session = place.visit(address)
+    found = _storage.known(identity)
+    if found is not None:
+        _end(session, ticket)
+        return found
+    return _storage.over(session.attach(ticket, write=True))
+
+
+def _note(storage: Any) -> None:
+    """If a part of it was sent alone, the message is made again, with the whole storage for both."""
+    if storage._cdata in pickling.work.alone:
+        pickling.work.whole.add(storage._cdata)
+
+
+def reduce_tensor(tensor: Any) -> Any:
+    attached = pickling.work.attached
+    if attached is None or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided \
+            or tensor.device.type != "cpu" or tensor.is_quantized or (tensor.requires_grad and not tensor.is_leaf):
+        return stock_reduce_tensor(tensor)
+    storage = _storage.untyped(tensor)
+    size = storage.nbytes()
+    if size < _ALONE or tensor.numel() * tensor.element_size() * _FRACTION > size or not ours(storage) \
+            or _storage.shared(storage):
+        return stock_reduce_tensor(tensor)
+    if storage._cdata in pickling.work.whole:
+        return stock_reduce_tensor(tensor)
+    _note(storage)
+    pickling.work.alone.add(storage._cdata)
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    copy.requires_grad_(tensor.requires_grad)
+    _stock.check_serializing_named_tensor(tensor)
+    torch.utils.hooks.warn_if_has_hooks(tensor)
+    return stock_reduce_tensor(copy)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the child processes of the test_torch_*.py run: importable under its own name for spawn and forkserver."""
+import os
+import signal
+import time
+
+import torch
+
+
+def fill_all(tasks, done):
+    """Overwrites the first tensor of a list."""
+    tensors = tasks.get()
+    tensors[0].fill_(4)
+    done.put(tensors[1].sum().item())
+
+
+def send_twice(queue, told):
+    tensor = torch.ones(5, 5)
+    queue.put(tensor)
+    queue.put(tensor)
+    told.get()
+
+
+def send_and_end(queue, shape):
+    queue.put(torch.full(shape, 7.0))
+
+
+def send_and_die(queue, shape):
+    queue.put(torch.full(shape, 7.0))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def plus_three(tensor):
+    tensor += 3
+
+
+def add_one(tensor):
+    tensor.fill_(4)
+    return tensor + 1
+
+
+def autograd(_):
+    one = torch.ones(4, requires_grad=True)
+    (one * 2).sum().backward()
+    return one.grad.sum().item()
+
+
+def facts(tasks, told):
+    """What a tensor is like where it arrives."""
+    while (got := tasks.get()) is not None:
+        told.put((type(got).__name__, got.requires_grad, got.grad is None, len(got._backward_hooks or ()), got.is_shared()))
+        del got
+
+
+def echo(tasks, results):
+    while True:
+        got = tasks.get()
+        if got is None:
+            return
+        results.put(got)
+        del got
+
+
+def hold_and_wait(queue, told, count):
+    held = [queue.get() for _ in range(count)]
+    told.put(len(held))
+    time.sleep(1000)
+
+
+def installed(told):
+    import shmbroker.torch
+    fresh = torch.ones(3).share_memory_()
+    told.put((shmbroker.torch.installed(), fresh.is_shared(), torch.multiprocessing.Queue.__module__))
+
+
+def receive_over_pipe(connection, told):
+    got = connection.recv()
+    told.put(got.sum().item())
+
+
+def produce_for_ever(queue, number):
+    count = 0
+    while True:
+        queue.put((number, count, torch.full((300, 300), float(count % 100))))
+        count += 1
+
+
+def consume_for_ever(queue, told):
+    while True:
+        _, count, tensor = queue.get()
+        assert tensor[0, 0] == count % 100 and tensor[-1, -1] == count % 100
+        told.put(1)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the test_torch_*.py share: a broker with install() in force, and programs of their own."""
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: tools/install-packages test")
+
+import torch.multiprocessing  # noqa: E402
+
+import shmbroker  # noqa: E402
+import shmbroker.torch  # noqa: E402
+
+METHODS = ("fork", "spawn", "forkserver")
+
+
+@pytest.fixture(scope="module")
+def installed(broker):
+    from shmbroker.mp import place
+    place._home = None  # the broker of the file before has gone
+    place._places.clear()
+    assert shmbroker.torch.install()
+    yield
+    shmbroker.torch.uninstall()
+
+
+@pytest.fixture
+def fork(installed):
+    return torch.multiprocessing.get_context("fork")
+
+
+@pytest.fixture(params=METHODS)
+def ctx(installed, request):
+    context = torch.multiprocessing.get_context(request.param)
+    if request.param == "forkserver":
+        context.set_forkserver_preload(["torch_children"])
+    return context
+
+
+def start(ctx, target, *args):
+    process = ctx.Process(target=target, args=args)
+    process.start()
+    return process
+
+
+def end(process, seconds=60):
+    process.join(seconds)
+    assert process.exitcode == 0
+
+
+def until(condition, seconds=20):
+    """Whether it comes true, looked at again and again."""
+    stop = time.monotonic() + seconds
+    while time.monotonic() < stop:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def used():
+    """Bytes that the group of this program holds in regions, and how many regions those are. Pools are not counted."""
+    from shmbroker import views
+    regions = [one for one in views.list().regions if not one.pool]
+    return sum(one.bytes for one in regions), len(regions)
+
+
+def program(text, *, before=(), timeout=120, **environment):
+    """Runs a script of its own, from a file, as users do. `before`: a command that runs it."""
+    import tempfile
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "train.py")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return subprocess.run([*before, sys.executable, path], capture_output=True, text=True, timeout=timeout,
+                              env=os.environ | environment)
