@@ -31,13 +31,12 @@ TEST_CASE("limits below what is used refuse new regions and free nothing, and hi
     const char* lower;
     const char* sentence;
   };
-  for (const Step& step : {Step{"bytes = \"4M\"", "limits.bytes"}, Step{"uid_bytes = \"4M\"", "limits.uid.1000.bytes"},
-                           Step{"group_bytes = \"4M\"", "limits.group_bytes"},
-                           Step{"uid_regions = 1", "limits.uid.1000.regions"},
-                           Step{"group_regions = 1", "limits.group_regions"},
-                           Step{"uid_leases = 1", "limits.uid.1000.leases"},
-                           Step{"session_leases = 1", "limits.session_leases"},
-                           Step{"[limits.uid.1000]\nregions = 1", "limits.uid.1000.regions"}}) {
+  for (const Step& step :
+       {Step{"bytes = \"4M\"", "limits.bytes"}, Step{"uid_bytes = \"4M\"", "limits.uid.1000.bytes"},
+        Step{"group_bytes = \"4M\"", "limits.group_bytes"}, Step{"uid_regions = 1", "limits.uid.1000.regions"},
+        Step{"group_regions = 1", "limits.group_regions"}, Step{"uid_leases = 1", "limits.uid.1000.leases"},
+        Step{"session_leases = 1", "limits.session_leases"},
+        Step{"[limits.uid.1000]\nregions = 1", "limits.uid.1000.regions"}}) {
     CAPTURE(step.lower);
     World world(with("bytes = \"64M\""));
     Client client = world.client();
