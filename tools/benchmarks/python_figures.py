@@ -51,9 +51,10 @@ def timed(call, count):
     return (time.perf_counter() - begin) * 1e6 / count
 
 
-def compared(name, ours, theirs, bound, repetitions, count):
-    """A record as those of the other families: `floor` is the standard library's time."""
-    timed(ours, 1), timed(theirs, 1)
+def compared(name, ours, theirs, bound, repetitions, count, warm=True):
+    """A record as those of the other families: `floor` is the time of the other side."""
+    if warm:
+        timed(ours, 1), timed(theirs, 1)
     pairs = [(timed(ours, count), timed(theirs, count)) for _ in range(repetitions)]
     value, floor = (statistics.median(side) for side in zip(*pairs))
     mine = [pair[0] for pair in pairs]
