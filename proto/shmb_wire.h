@@ -356,7 +356,8 @@ enum shmbw_end_flags {
 
 enum shmbw_watch_flags {
   SHMBW_WATCH_OWNER_GIVEN = 1 << 0,
-  SHMBW_WATCH_KNOWN = 1,
+  SHMBW_WATCH_POOL = 1 << 1,
+  SHMBW_WATCH_KNOWN = 3,
 };
 
 enum shmbw_watch_event_flags {
@@ -750,7 +751,7 @@ struct shmbw_watch {
   uint64_t group; /* kind group (0: own); kind reclaim (0: all of the own uid) */
   uint64_t watch; /* kind cancel: the subscription */
   uint16_t group_len; /* kind name or group: bytes of text group, 0: the session's group */
-  uint16_t name_len; /* kind name: bytes of text name */
+  uint16_t name_len; /* kind name: bytes of text name, of a region or, with flag pool, of a pool */
   uint32_t reserved; /* zero */
 };
 

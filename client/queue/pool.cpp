@@ -12,13 +12,14 @@
 #include "client/region/obtain.hpp"
 #include "client/session/call.hpp"
 #include "client/session/late_reply.hpp"
+#include "client/session/name_wait.hpp"
 #include "client/session/user_group.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::client {
 namespace {
 
-// Names of pools are not watched. They are polled, at growing intervals.
+// The pauses of a thread that waits for another one of its process, which opens or leaves the same pool.
 constexpr std::int64_t kLeastRest = 1'000'000, kMostRest = 50'000'000;
 
 constexpr std::uint32_t kMaxSegmentsOfOneClass = 40;  // doubling from one slot to all of them, with some to spare
@@ -188,8 +189,8 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   bool made_here = false;
   auto reply = join(*session, opening, settled);
   for (std::int64_t pause = kLeastRest; !reply; pause = std::min(pause * 2, kMostRest)) {
-    Deadline last = until;
     if (reply.error().status == Status::busy) {
+      Deadline last = settled;
       // The session is in it.
       const std::uint64_t id = reply.error().shortage.scope_id;
       if (auto known = session->pool(id)) return known->for_opening(opening);
@@ -205,12 +206,17 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
         if (settled.passed()) break;
         last = settled;
       }
+      sys::rest(earlier(last, Deadline::after(pause)).left());
     } else if (reply.error().status != Status::not_found || opening.id != 0 || !waits_for_name(opening.wait)) {
       break;
-    } else if (until.passed()) {
-      return error(Status::deadline, "no pool of that name appeared before the deadline: " + reply.error().sentence);
+    } else {
+      SHMB_TRY(address, names::parse_region(opening.address));
+      if (auto waited = wait_for_name(*session, address, Named::pool, until); !waited) {
+        if (waited.error().status != Status::deadline) return std::unexpected(waited.error());
+        return error(Status::deadline, "no pool of that name appeared before the deadline: " + reply.error().sentence);
+      }
+      pause = kLeastRest;
     }
-    sys::rest(earlier(last, Deadline::after(pause)).left());
     reply = join(*session, opening, Deadline::after(opening.timeout));
   }
   if (!reply) return std::unexpected(reply.error());
@@ -250,15 +256,17 @@ Result<void> Pool::await_whole(Deadline deadline) {
   };
   const auto maker = [this] { return pool::Stamp::of(view_.participant(0).stamp.load(std::memory_order_acquire)); };
   const pool::Stamp first = maker();
-  for (std::int64_t pause = kLeastRest; !whole(); pause = std::min(pause * 2, kMostRest)) {
+  Lock lock(me_->lock());
+  while (!whole()) {
+    const std::uint32_t looked = change();
     const pool::Stamp now = maker();
     const bool made_on =
         now.state == static_cast<std::uint8_t>(pool::ParticipantState::live) && now.serial == first.serial;
     read_segments();  // after the maker was seen alive: what it added before its end is in the directory
-    if (!made_on || whole()) return {};
+    if (!made_on || whole() || broken()) return {};
     if (deadline.passed())
       return error(Status::deadline, "another process made the pool and was still adding its memory at the deadline");
-    sys::rest(earlier(deadline, Deadline::after(pause)).left());
+    SHMB_TRY_VOID(sleep({}, [&] { return change() != looked; }, deadline));
   }
   return {};
 }

@@ -175,31 +175,6 @@ Result<void> wait_for_writer(Session& session, const Target& target, Deadline de
   return wait_for(watch, std::move(begun), deadline);
 }
 
-// A session that has no group of its own yet cannot wait for a name in it. It waits in the user's group alone then.
-Result<void> wait_for_name(Session& session, const names::Address& address, Deadline deadline) {
-  if (const auto second = in_user_group(session, address)) {
-    WatchSpec spec;
-    spec.kind = SHMBW_WATCH_KIND_NAME;
-    Session::OwnWatch own(session), of_user(session);
-    spec.address = address.name;
-    auto begun = own.begin(spec, Deadline::after(0));
-    if (!begun && begun.error().status != Status::not_found) return begun;
-    spec.address = second->group + "/" + second->name;
-    SHMB_TRY_VOID(of_user.begin(spec, Deadline::after(0)));
-    if ((begun && own.state() != 0) || of_user.state() != 0) return {};
-    Channel::Subscription* const both[] = {&of_user.subscription(), &own.subscription()};
-    SHMB_TRY_VOID(session.await_any(both, deadline));
-    return {};
-  }
-  WatchSpec spec;
-  spec.kind = SHMBW_WATCH_KIND_NAME;
-  if (address.owner_uid) spec.address = std::to_string(*address.owner_uid) + ":";
-  if (!address.group.empty()) spec.address += address.group + "/";
-  spec.address += address.name;
-  Session::OwnWatch watch(session);
-  return wait_for(watch, watch.begin(spec, Deadline::after(0)), deadline);
-}
-
 }  // namespace
 
 Result<Target> Target::at(const std::string& address) {
@@ -252,7 +227,7 @@ Result<Region::Handle> attach_region(const std::shared_ptr<Session>& session, co
     const Status why = result[0].error().status;
     Result<void> waited;
     if (why == Status::not_found && item.target.by == SHMBW_ATTACH_BY_NAME && waits_for_name(wait))
-      waited = wait_for_name(*session, item.target.address, name_deadline);
+      waited = wait_for_name(*session, item.target.address, Named::region, name_deadline);
     else if (why == Status::not_ready && !writer_deadline.passed())
       waited = wait_for_writer(*session, item.target, writer_deadline);
     else return std::move(result[0]);

@@ -427,14 +427,16 @@ Result<Event> Channel::await(Subscription& subscription, Deadline deadline) {
   return await_any(only, deadline);
 }
 
-Result<Event> Channel::await_any(std::span<Subscription* const> subscriptions, Deadline deadline) {
+Result<Event> Channel::await_any(std::span<Subscription* const> subscriptions, Deadline deadline,
+                                 std::optional<std::uint64_t> group) {
   Lock lock(mutex_);
   Waiter me;
   event_waiters_.push_back(&me);
   const auto full = [&] {
     return std::ranges::find_if(subscriptions, [](const Subscription* one) { return !one->events.empty(); });
   };
-  (void)wait(lock, deadline, me, [&] { return lost_ || full() != subscriptions.end(); });
+  const auto moved = [&] { return group && groups.member != *group; };
+  (void)wait(lock, deadline, me, [&] { return lost_ || full() != subscriptions.end() || moved(); });
   std::erase(event_waiters_, &me);
   if (const auto found = full(); found != subscriptions.end()) {
     std::vector<Event>& events = (*found)->events;
@@ -443,7 +445,15 @@ Result<Event> Channel::await_any(std::span<Subscription* const> subscriptions, D
     return first;
   }
   if (lost_) return lost_error();
+  if (moved()) return Event{};
   return error(Status::deadline, "what was waited for did not happen before the deadline");
+}
+
+void Channel::note_group(std::uint64_t group) {
+  Lock lock(mutex_);
+  if (groups.member != 0) return;
+  groups.member = group;
+  for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
 }
 
 void Channel::ask_for_nobody(std::span<std::byte> packet) {
@@ -513,7 +523,10 @@ void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool
   const bool told = pending.call != nullptr && !descriptors_lost;
   if (granted) {
     if (!told) give_back(view, pending, fds);
+    const std::uint64_t before = groups.member;
     groups.note(pending.op, view, pending.request, told);
+    if (groups.member != before)
+      for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
   }
   leave_late_groups();
   if (pending.call == nullptr) return;

@@ -150,7 +150,10 @@ class Channel {
   // The first event of `subscription` that was not taken yet. It is moved out, because the leading thread may add more
   // while this one returns. A lost session ends the wait.
   Result<Event> await(Subscription& subscription, Deadline deadline);
-  Result<Event> await_any(std::span<Subscription* const> subscriptions, Deadline deadline);  // the first of any
+  // The first event of any. With `group` it also ends, by a gap, when the session is not in that group any more.
+  Result<Event> await_any(std::span<Subscription* const> subscriptions, Deadline deadline,
+                          std::optional<std::uint64_t> group = {});
+  void note_group(std::uint64_t group);  // if the session is in none
   void unsubscribe(Subscription& subscription) noexcept;
 
   Result<Event> next_event(Deadline deadline);

@@ -257,11 +257,6 @@ std::uint64_t Session::next_local_id() {
   return ++last_local_id_;
 }
 
-void Session::note_group(std::uint64_t group) {
-  Channel::Lock lock(channel_.mutex());
-  if (channel_.groups.member == 0) channel_.groups.member = group;
-}
-
 // Events
 
 namespace {
@@ -273,6 +268,7 @@ Result<Answered<SHMBW_OP_WATCH>> ask_to_watch(Session& session, const WatchSpec&
   request.events = spec.events != 0 ? spec.events : all_events(spec.kind);
   request.region = spec.region;
   request.group = spec.group;
+  if (spec.pool) request.flags |= SHMBW_WATCH_POOL;
   names::Address address;
   if (!spec.address.empty()) {
     SHMB_TRY(parsed,
@@ -280,7 +276,7 @@ Result<Answered<SHMBW_OP_WATCH>> ask_to_watch(Session& session, const WatchSpec&
     address = std::move(parsed);
   }
   if (address.owner_uid) {
-    request.flags = SHMBW_WATCH_OWNER_GIVEN;
+    request.flags |= SHMBW_WATCH_OWNER_GIVEN;
     request.owner_uid = *address.owner_uid;
   }
   request.group_len = static_cast<std::uint16_t>(address.group.size());

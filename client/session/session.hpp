@@ -77,6 +77,7 @@ struct WatchSpec {
   shmbw_region_ref region{};
   std::uint64_t group = 0;
   std::string address;
+  bool pool = false;  // kind name: of a pool, not of a region
 };
 struct Watch {
   std::uint64_t id = 0;
@@ -146,8 +147,10 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
     Channel::Subscription subscription_;
   };
 
-  Result<Event> await_any(std::span<Channel::Subscription* const> subscriptions, Deadline deadline) {
-    return channel_.await_any(subscriptions, deadline);
+  // The first event of any. With `group` it also ends, by a gap, when the session is not in that group any more.
+  Result<Event> await_any(std::span<Channel::Subscription* const> subscriptions, Deadline deadline,
+                          std::optional<std::uint64_t> group) {
+    return channel_.await_any(subscriptions, deadline, group);
   }
 
   // Handles enrol so that a forked child can take their leases over.
@@ -174,9 +177,9 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   void add_listener(int event) { channel_.add_listener(event); }
   void remove_listener(int event) { channel_.remove_listener(event); }
   std::uint64_t next_local_id();
-  void note_group(std::uint64_t group);                               // the group of unnamed sessions, from a create
-  Result<void> enter();                                               // notices a fork; cheap otherwise
-  bool is_fresh_child() const { return !local_ && !mark_.intact(); }  // forked, and has not called yet
+  void note_group(std::uint64_t group) { channel_.note_group(group); }  // of unnamed sessions, from a create
+  Result<void> enter();                                                 // notices a fork; cheap otherwise
+  bool is_fresh_child() const { return !local_ && !mark_.intact(); }    // forked, and has not called yet
 
   void lock_for_fork() override;
   void unlock_after_fork() override;

@@ -40,4 +40,8 @@ std::string name_key(std::uint32_t owner_uid, std::string_view group, std::strin
   return key.append(group).append("/").append(name);
 }
 
+std::string pool_name_key(std::uint32_t owner_uid, std::string_view group, std::string_view name) {
+  return name_key(owner_uid, group, name) + "/";
+}
+
 }  // namespace shmb::daemon

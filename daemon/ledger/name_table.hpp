@@ -40,5 +40,7 @@ class NameTable {
 // The key under which a subscription for a name waits, also while neither the group nor the name exists:
 // "1000:train/weights", "@12/weights" for an unnamed group.
 std::string name_key(std::uint32_t owner_uid, std::string_view group, std::string_view name);
+// The same of a pool: a region may have that name too.
+std::string pool_name_key(std::uint32_t owner_uid, std::string_view group, std::string_view name);
 
 }  // namespace shmb::daemon

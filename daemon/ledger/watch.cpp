@@ -66,6 +66,19 @@ void send(Session& session, std::uint16_t op, const Event& event, std::string_vi
   session.link->event(out.finish(0));
 }
 
+void tell_appeared(Watches& watches, const std::string& key, std::string_view name, shmbw_region_ref ref) {
+  auto found = watches.names.find(key);
+  if (found == watches.names.end()) return;
+  found->second.each([&](Watch& watch) {
+    shmbw_name_appeared_event event{};
+    event.sequence = ++watch.session->sequence;
+    event.watch = watch.id;
+    event.region = ref;
+    event.name_len = static_cast<std::uint16_t>(name.size());
+    send(*watch.session, SHMBW_EVENT_NAME_APPEARED, event, name);
+  });
+}
+
 }  // namespace
 
 void tell_region(Watches& watches, Region& region, shmbw_watch_event_flags what) {
@@ -85,17 +98,13 @@ void tell_region(Watches& watches, Region& region, shmbw_watch_event_flags what)
 
 void tell_name(Watches& watches, const Group& group, const Region& region) {
   if (watches.names.empty()) return;
-  std::string_view name = region.name->text;
-  auto found = watches.names.find(name_key(group.uid, group.text(), name));
-  if (found == watches.names.end()) return;
-  found->second.each([&](Watch& watch) {
-    shmbw_name_appeared_event event{};
-    event.sequence = ++watch.session->sequence;
-    event.watch = watch.id;
-    event.region = region.ref();
-    event.name_len = static_cast<std::uint16_t>(name.size());
-    send(*watch.session, SHMBW_EVENT_NAME_APPEARED, event, name);
-  });
+  const std::string_view name = region.name->text;
+  tell_appeared(watches, name_key(group.uid, group.text(), name), name, region.ref());
+}
+
+void tell_pool_name(Watches& watches, const Group& group, std::string_view name, std::uint64_t pool) {
+  if (watches.names.empty()) return;
+  tell_appeared(watches, pool_name_key(group.uid, group.text(), name), name, {pool, 0, 0});
 }
 
 void tell_gpu_state(Region& region, std::int32_t code, std::uint32_t pid) {

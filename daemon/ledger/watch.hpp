@@ -24,7 +24,7 @@ struct Region;
 struct Watch;
 struct OfTarget;
 using Watchers = List<Watch, OfTarget>;
-// Keyed by name_key() of name_table.hpp. No entry is empty.
+// Keyed by name_key() and pool_name_key() of name_table.hpp. No entry is empty.
 using NameWatches = std::pmr::map<std::string, Watchers>;
 struct Watch : Hook<Watch, OfTarget> {
   std::uint64_t id = 0;
@@ -48,6 +48,7 @@ bool cancel_watch(Watches& watches, Session& session, std::uint64_t id);
 
 void tell_region(Watches& watches, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches
 void tell_name(Watches& watches, const Group& group, const Region& region);
+void tell_pool_name(Watches& watches, const Group& group, std::string_view name, std::uint64_t pool);
 // Notifies each holder of a lease, and each watcher.
 void tell_gpu_state(Region& region, std::int32_t code, std::uint32_t pid);
 void tell_gpu_drained(Session& session, const Region& region);

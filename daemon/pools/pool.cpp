@@ -345,6 +345,7 @@ Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create
   sponsor_group(session, group);
   admit(pools, session, pool, 0, false);
   if (old) settle_pool(pools, *old);
+  if (!name.empty()) tell_pool_name(pools.regions.watches, group, name, id);
   return Joined{&pool, 0};
 }
 

@@ -223,7 +223,8 @@ Result<Watch*> watch_region(Ledger& ledger, Session& session, const shmbw_watch&
 
 Result<Watch*> watch_name(Ledger& ledger, Session& session, const shmbw_watch& wish, std::string_view group_text,
                           std::string_view name, std::uint32_t& state) {
-  SHMB_TRY_VOID(names::check(name, "region name"));
+  const bool of_pool = (wish.flags & SHMBW_WATCH_POOL) != 0;
+  SHMB_TRY_VOID(names::check(name, of_pool ? "pool name" : "region name"));
   std::uint32_t owner = (wish.flags & SHMBW_WATCH_OWNER_GIVEN) != 0 ? wish.owner_uid : session.uid;
   Group* group = addressed_group(ledger.groups, session, owner, group_text);
   // A session may wait for a name before its group exists, but only where it could address that group.
@@ -232,18 +233,20 @@ Result<Watch*> watch_name(Ledger& ledger, Session& session, const shmbw_watch& w
     owner = group->uid;
     waited = group->text();
   } else if (owner != session.uid || group_text.empty() || names::is_group_id(group_text)) {
-    return std::unexpected(no_such_name(ledger.groups, session, "region", owner, group_text, name));
+    return std::unexpected(no_such_name(ledger.groups, session, of_pool ? "pool" : "region", owner, group_text, name));
   } else if (auto valid_group = names::check(group_text, "group name"); !valid_group) {
     return std::unexpected(valid_group.error());
   }
-  auto at = ledger.watches.names.try_emplace(name_key(owner, waited, name)).first;
+  const auto key = of_pool ? pool_name_key(owner, waited, name) : name_key(owner, waited, name);
+  auto at = ledger.watches.names.try_emplace(key).first;
   auto watch = make_watch(ledger.watches, session, SHMBW_WATCH_KIND_NAME, wish.events, at->second);
   if (!watch) {
     if (at->second.empty()) ledger.watches.names.erase(at);
     return watch;
   }
   (*watch)->name = &*at;
-  if (group && group->names.find(name)) state |= SHMBW_WATCH_EVENT_APPEARED;
+  if (group && (of_pool ? group->pool_names.contains(name) : group->names.find(name) != nullptr))
+    state |= SHMBW_WATCH_EVENT_APPEARED;
   return watch;
 }
 

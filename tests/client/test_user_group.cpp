@@ -81,6 +81,65 @@ TEST_CASE("a name is waited for in both groups, also by a session that has no gr
   CHECK(must(std::move(found))->ref().id == made->ref().id);
 }
 
+TEST_CASE("a pool that does not exist yet is waited for in both groups, and found as soon as it has its name") {
+  BrokerFixture broker;
+  auto maker = open(broker), user = open(broker), stranger = open(broker);
+  (void)must(join_user_group(*maker, Deadline::after(0)));
+  auto own = must(create(user, "own"));
+  Pool::Opening opening;
+  opening.address = "late";
+  opening.wait = kForever;
+  // While it waits it asks nothing of the broker, so it opens the pool by the event alone.
+  for (const auto& waiter : {user, stranger}) {
+    shmb::Result<std::shared_ptr<Pool>> found = shmb::error(Status::system, "");
+    std::thread waits([&] { found = Pool::open(waiter, opening); });
+    ::usleep(300'000);
+    auto made = must(make_pool(maker, slots_of("late", 4096, 1)));
+    waits.join();
+    CHECK(must(std::move(found))->id() == made->id());
+    must(made->remove());
+  }
+  // A region of that name is another thing, and no name of a pool.
+  auto region = must(create(maker, "late"));
+  opening.wait = 1'000'000;
+  CHECK(status_of(Pool::open(user, opening)) == Status::deadline);
+  must(region->release(shmb::client::kReleaseUnname));
+}
+
+TEST_CASE("a wait for a name goes on in the group that the session enters meanwhile") {
+  BrokerFixture broker;
+  auto stranger = open(broker), joins = open(broker);
+  Pool::Opening opening;
+  opening.address = "late";
+  opening.wait = kForever;
+  SUBCASE("as its first create makes one, in another thread") {
+    shmb::Result<std::shared_ptr<Pool>> pool = shmb::error(Status::system, "");
+    shmb::Result<Region::Handle> region = shmb::error(Status::system, "");
+    std::thread waits_for_pool([&] { pool = Pool::open(stranger, opening); });
+    std::thread waits_for_region([&] { region = attach(stranger, "late", kForever); });
+    ::usleep(100'000);
+    auto made = must(make_pool(stranger, slots_of("late", 4096, 1)));
+    auto created = must(create(stranger, "late"));
+    waits_for_pool.join();
+    waits_for_region.join();
+    CHECK(must(std::move(pool))->id() == made->id());
+    CHECK(must(std::move(region))->ref().id == created->ref().id);
+  }
+  SUBCASE("as it joins another one") {
+    auto maker = open(broker);
+    auto group = must(maker->create_group({.name = "other"}, Deadline::after(0)));
+    (void)must(maker->join_group(group.token, 0, Deadline::after(0)));
+    auto made = must(make_pool(maker, slots_of("late", 4096, 1)));
+    auto own = must(create(joins, "own"));
+    shmb::Result<std::shared_ptr<Pool>> pool = shmb::error(Status::system, "");
+    std::thread waits([&] { pool = Pool::open(joins, opening); });
+    ::usleep(100'000);
+    (void)must(joins->join_group(group.token, 0, Deadline::after(0)));
+    waits.join();
+    CHECK(must(std::move(pool))->id() == made->id());
+  }
+}
+
 TEST_CASE("killed programs leave no name behind that goes with its holders, and the group lives on") {
   BrokerFixture broker;
   auto member = open(broker);

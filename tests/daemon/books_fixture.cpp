@@ -388,8 +388,9 @@ Packet& Client::watch_region(shmbw_region_ref ref, std::uint32_t events) {
   return call(SHMBW_OP_WATCH, wish);
 }
 
-Packet& Client::watch_name(std::string_view group_text, std::string_view name) {
+Packet& Client::watch_name(std::string_view group_text, std::string_view name, std::uint32_t flags) {
   shmbw_watch wish{};
+  wish.flags = flags;
   wish.kind = SHMBW_WATCH_KIND_NAME;
   wish.events = SHMBW_WATCH_EVENT_APPEARED;
   wish.group_len = static_cast<std::uint16_t>(group_text.size());

@@ -179,7 +179,7 @@ class Client {
     return call(SHMBW_OP_GROUP_LIMIT, shmbw_group_limit{group, bytes, 0, 0, 0});
   }
   Packet& watch_region(shmbw_region_ref ref, std::uint32_t events);
-  Packet& watch_name(std::string_view group, std::string_view name);
+  Packet& watch_name(std::string_view group, std::string_view name, std::uint32_t flags = 0);
   Packet& watch_group(std::uint64_t group);
   Packet& watch_reclaims(std::uint64_t group = 0);
   Packet& list(const shmbw_list& wish, std::string_view group = {}, std::string_view name = {});

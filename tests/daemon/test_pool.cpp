@@ -26,6 +26,32 @@ Created segment_region(Client& client, std::uint64_t length = 65536) {
 
 }  // namespace
 
+TEST_CASE("a watch of a pool's name tells of pools, one of a region's name tells of regions") {
+  World world;
+  Client maker = world.client(1000), waiter = world.client(1000), other = world.client(2000);
+  const auto group = maker.make_group({.name = "later"}).fixed<shmbw_group_create_reply>().group;
+  CHECK(waiter.watch_name("later", "p", SHMBW_WATCH_POOL).fixed<shmbw_watch_reply>().state == 0);
+  CHECK(other.watch_name("later", "p", SHMBW_WATCH_POOL).status() == Status::ok);  // its own "later"
+  CHECK(waiter.watch_name("later", "a/b", SHMBW_WATCH_POOL).status() == Status::invalid);
+  maker.create({.name = "p", .group = group});
+  CHECK(waiter.link().events.empty());
+  CHECK(waiter.watch_name("later", "p", SHMBW_WATCH_POOL).fixed<shmbw_watch_reply>().state == 0);
+  const auto made = map_pool(pool_create(maker, {.name = "p", .group = group}));
+  REQUIRE(waiter.link().events.size() == 2);  // both subscriptions
+  Packet& event = waiter.link().events[0];
+  const auto fixed = event.fixed<shmbw_name_appeared_event>();
+  CHECK(fixed.region.id == made.pool);
+  CHECK(*wire::TextReader(event.view().rest).take(fixed.name_len) == "p");
+  CHECK(other.link().events.empty());
+  CHECK(waiter.watch_name("later", "p", SHMBW_WATCH_POOL).fixed<shmbw_watch_reply>().state ==
+        SHMBW_WATCH_EVENT_APPEARED);
+  // A watch for a region of that name is another one.
+  waiter.link().events.clear();
+  CHECK(waiter.watch_name("later", "q").fixed<shmbw_watch_reply>().state == 0);
+  CHECK(pool_create(maker, {.name = "q", .group = group}).status() == Status::ok);
+  CHECK(waiter.link().events.empty());
+}
+
 TEST_CASE("a pool is made, joined by id and by name, and gone with its last participant") {
   World world;
   Client maker = world.client();
