@@ -307,6 +307,25 @@ def test_tensors_are_arguments_and_keep_their_storage(method, strategy):
     assert whole.tolist() == [1, 2] and base.tolist() == [2, 2, 0, 0, 0, 0]
 
 
+def test_ranks_have_what_their_parent_has_installed(method):
+    code = """if True:
+        import shmbroker.torch, sys
+        shmbroker.torch.install()
+        import torch, torch_spawn_functions as functions
+        from shmbroker.mp import place
+        if __name__ == "__main__":
+            whole, base = torch.zeros(2).share_memory_(), torch.zeros(4).share_memory_()
+            queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+            torch.multiprocessing.start_processes(functions.use_installed, (whole, base, queue), 2,
+                                                  start_method=sys.argv[1])
+            print(whole.tolist(), base.tolist(), [queue.get() for _ in range(2)] == [(True, place.address(), 8.0)] * 2)
+            print(type(torch.multiprocessing.start_processes(functions.use_installed, nprocs=0, join=False)).__module__)
+    """
+    done = subprocess.run([sys.executable, "-c", code, method], cwd=os.path.dirname(__file__), timeout=120, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.stdout == "[1.0, 2.0] [0.0, 1.0, 1.0, 0.0] True\nshmbroker.torch.spawn\n", done.stderr
+
+
 def test_many_tensors_take_one_descriptor_each_for_all_ranks(method):
     tensors = [torch.zeros(2).share_memory_() for _ in range(100)]
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
