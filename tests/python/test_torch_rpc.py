@@ -137,7 +137,7 @@ def test_the_death_of_a_worker_ends_calls_with_its_name_and_frees_what_it_held(b
     ended(one)
 
 
-def test_after_shutdown_everything_says_so_and_a_new_world_may_begin(broker):
+def test_after_shutdown_everything_says_so_and_a_new_world_may_begin(broker, tmp_path):
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         rpc.rpc_sync("w1", torch.add, args=(1, 2))
     for round in range(2):
@@ -150,7 +150,12 @@ def test_after_shutdown_everything_says_so_and_a_new_world_may_begin(broker):
         assert rpc.get_worker_info() == rpc.WorkerInfo("w0", 0)
         reference = functions.make_at("w1", 1)
         assert reference.to_here() == 1
+        cycle = [functions.make_at("w1", 2)]
+        cycle.append(cycle)
+        mark = tmp_path / f"mark{round}"
+        rpc.rpc_sync("w1", functions.hop, args=(str(mark), "w0", 20))
         rpc.shutdown(graceful=True, timeout=30)
+        assert mark.read_text() == "arrived"
         ended(other)
         with pytest.raises(RuntimeError, match=r"Cannot call to_here\(\) on it after deletion"):
             reference.to_here()
@@ -272,6 +277,11 @@ def test_references_travel_as_arguments_and_results_and_between_third_workers(wo
     assert own.local_value() == 50 and own.to_here() == 50 and own.is_owner() and str(own) == "OwnerRRef(local)"
     assert rpc.rpc_sync("w1", functions.add_to_local, args=(own,)) == 90
     assert rpc.remote("w2", functions.add_to_local, args=(own,)).to_here() == 90
+
+
+def test_a_reference_that_goes_around_a_ring_still_has_its_value(world):
+    reference = rpc.remote("w1", torch.add, args=(torch.ones(2), 1))
+    assert functions.around(reference, ["w0", "w1", "w2"], 8).tolist() == [2, 2]
 
 
 def test_a_reference_tells_what_it_is(world):

@@ -123,6 +123,22 @@ def call_back(worker, depth):
     return [me] + rpc.rpc_sync(worker, call_back, args=(me, depth - 1))
 
 
+def around(rref, workers, left):
+    """Hands a reference on, round and round."""
+    if left == 0:
+        return rref.to_here()
+    return rpc.rpc_sync(workers[left % len(workers)], around, args=(rref, workers, left - 1))
+
+
+def hop(path, other, left):
+    """Goes back and forth with nobody waiting, and leaves a mark at the end."""
+    if left == 0:
+        with open(path, "w") as file:
+            file.write("arrived")
+        return
+    kept[left] = rpc.rpc_async(other, hop, args=(path, rpc.get_worker_info().name, left - 1))
+
+
 def values_here():
     return rpc.world._debug_info()["num_owner_rrefs"]
 

@@ -221,7 +221,6 @@ void deallocate(PyObject* self) {
   auto* const world = as<World>(self);
   close_handle(world);
   Py_CLEAR(world->handler);
-  if (world->session != nullptr) Py_DECREF(as_object(std::exchange(world->session, nullptr)));
   free_object(self);
 }
 
@@ -253,8 +252,12 @@ PyMethodDef functions[] = {{"join_world", join, METH_VARARGS, nullptr}, {nullptr
 void World::finish() {
   shmb_remote* const ended = std::exchange(handle, nullptr);
   if (ended == nullptr) return;
-  const Unlocked unlocked;
-  shmb_remote_free(ended);
+  {
+    const Unlocked unlocked;
+    shmb_remote_free(ended);
+  }
+  // Its connection goes with the last region of it.
+  if (session != nullptr) Py_DECREF(as_object(std::exchange(session, nullptr)));
 }
 
 PyObject* session_of(World* world) {

@@ -61,7 +61,8 @@ class World:
 _world: World | None = None
 _before: list[World] = []  # of a parent process: not this one's to end
 joining = threading.Lock()
-joined = threading.Event()  # the threads of the library may serve before init_rpc knows the world
+joined = threading.Event()  # not set while init_rpc joins: the threads of the library may serve before it has the world
+joined.set()
 
 
 def current() -> World:
@@ -77,7 +78,6 @@ def current_or_none() -> World | None:
 def enter(world: World) -> None:
     global _world
     _world = world
-    joined.set()
 
 
 def leave(world: World) -> bool:
@@ -85,7 +85,6 @@ def leave(world: World) -> bool:
     if _world is not world:
         return False
     _world = None
-    joined.clear()
     return True
 
 
@@ -94,6 +93,7 @@ def _forked() -> None:
     if _world is not None:
         _before.append(_world)
     _world, joining, joined = None, threading.Lock(), threading.Event()
+    joined.set()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -31,14 +31,17 @@ def init_rpc(name: str, backend: Any = None, rank: int = -1, world_size: int | N
     with state.joining:
         if state.current_or_none() is not None:
             raise RuntimeError("RPC is already initialized in this process: call shutdown() first")
+        state.joined.clear()
         try:
             worker = _core.join_world(service.serve, name, address, rank, size, threads, None,
                                       _LONGEST if limit < 0 else max(limit, _JOIN), limit)
+            state.enter(state.World(worker, timeout))
         except errors.Timeout as error:
             raise failures.RpcTimeout(str(error)) from None  # says who is missing
         except errors.Error as error:
             raise failures.of_broker(error) from None
-        state.enter(state.World(worker, timeout))
+        finally:
+            state.joined.set()
 
 
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
