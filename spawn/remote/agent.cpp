@@ -94,7 +94,7 @@ Result<void> Agent::start_threads() {
 void Agent::serve_as_thread(bool& ended) {
   server_of = this;
   Lock lock(monitor_.mutex());
-  while (!life_.closed() && !life_.forked()) step(lock, Deadline::after(client::kForever), true);
+  while (!life_.closed() && !life_.forked()) turn(lock, Deadline::after(client::kForever), true, &Monitor::idle);
   ended = true;
   monitor_.wake_sleepers();
 }
@@ -150,11 +150,13 @@ Deadline Agent::nearest(Deadline until) const {
   return until;
 }
 
-void Agent::step(Lock& lock, Deadline until, bool serves) {
+void Agent::step(Lock& lock, Deadline until, bool serves) { turn(lock, until, serves, &Monitor::sleep); }
+
+void Agent::turn(Lock& lock, Deadline until, bool serves, void (Monitor::*sleep)(Lock&, Deadline)) {
   expire();
   if (callbacks_.may_run()) return run_callbacks(lock);
   if (serves && server_.run_one(lock)) return;
-  if (monitor_.leading() || life_.lost() || !monitor_.inbox()) return monitor_.sleep(lock, nearest(until));
+  if (monitor_.leading() || life_.lost() || !monitor_.inbox()) return (monitor_.*sleep)(lock, nearest(until));
   arrivals_.lead(lock, nearest(until));
   run_callbacks(lock);
 }

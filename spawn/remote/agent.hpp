@@ -82,6 +82,7 @@ class Agent final : public client::ForkGuarded, private Stepper {
   // Stepper, with the lock.
   void catch_up(Lock& lock) override;
   void step(Lock& lock, client::Deadline until, bool serves) override;
+  void turn(Lock& lock, client::Deadline until, bool serves, void (Monitor::*sleep)(Lock&, client::Deadline));
   bool may_look() const override;
   void look(Lock& lock) override { arrivals_.lead(lock, client::Deadline::now()); }
 

@@ -38,20 +38,21 @@ struct Arrivals::Batch {
 void Arrivals::put_off(const RemoteEvent& event) { put_off_.push_back(event); }
 
 void Arrivals::lead(Lock& lock, Deadline until) {
-  const Monitor::Leading ends(monitor_, lock);
+  until = earlier(until, Deadline::after(rescue_interval(kLook)));
+  Monitor::Leading leading(monitor_, lock, until);
   sender_.looked();
   Batch batch;
   batch.inbox = monitor_.inbox();
   batch.wanted = sender_.wanted();
   for (std::uint32_t rank = 0; rank < roster_.size(); ++rank) batch.lives[rank] = roster_[rank].life;
   lock.unlock();
-  const bool quiet = receive(batch, earlier(until, Deadline::after(rescue_interval(kLook))));
+  const bool quiet = receive(batch, until);
   bool read_all = name_writers(batch, 0);
   if (quiet || batch.lost || ++busy_ % kBusy == 0) read_all = hear_broker(batch) || read_all;
   if (read_all) read_on(batch);
   const std::size_t newcomers = put_newcomers_last(batch);
   take_references(batch);
-  lock.lock();
+  leading.deliver();
   deliver(batch, newcomers);
 }
 

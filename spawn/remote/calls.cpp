@@ -50,7 +50,7 @@ void Calls::add(const std::shared_ptr<Future>& future, std::int64_t timeout) {
   if (timeout != client::kForever) {
     future->deadline = timeout > INT64_MAX - future->began ? INT64_MAX : future->began + timeout;
     future->due = deadlines_.emplace(future->deadline, future->call);
-    if (monitor_.leading() && future->due == deadlines_.begin()) monitor_.wake();
+    if (monitor_.leads_beyond(future->deadline)) monitor_.wake();
   }
   pending_[future->call] = future;
 }

@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "client/session/condition.hpp"
@@ -29,10 +30,18 @@ class Monitor {
   std::shared_ptr<Inbox> take_inbox() { return std::exchange(inbox_, nullptr); }
 
   bool leading() const { return leading_; }
+  // Whether a thread leads that will not look again by itself before that time.
+  bool leads_beyond(std::int64_t time) const { return leading_ && leads_until_ > time; }
   void wake();
-  void wake_sleepers() { changed_.notify_all(); }
+  // Of the threads that idle one is enough: it looks for whatever there is, and hands the rest on.
+  void wake_sleepers() {
+    changed_.notify_all();
+    idle_.notify_one();
+    told_idle_ = true;
+  }
   void wake_leader();
   void sleep(Lock& lock, client::Deadline until);  // a signal ends it
+  void idle(Lock& lock, client::Deadline until);   // the same for a thread that waits for nothing in particular
   // True: `done` has become true before `longest` was over.
   template <class Done>
   bool sleep_for(Lock& lock, std::int64_t longest, Done done) {
@@ -45,13 +54,23 @@ class Monitor {
   // While it exists this thread leads. However it ends, the lock is held behind it, and another thread may lead.
   class Leading {
    public:
-    Leading(Monitor& monitor, Lock& lock) : monitor_(monitor), lock_(lock) { monitor_.leading_ = true; }
+    Leading(Monitor& monitor, Lock& lock, client::Deadline until) : monitor_(monitor), lock_(lock) {
+      monitor_.leading_ = true;
+      monitor_.leader_ = std::this_thread::get_id();
+      monitor_.leads_until_ = until.time();
+    }
     Leading(const Leading&) = delete;
     Leading& operator=(const Leading&) = delete;
+    // The lock is taken for what has arrived, and held until the end.
+    void deliver() {
+      lock_.lock();
+      monitor_.told_idle_ = false;
+    }
     ~Leading() {
-      if (!lock_.owns_lock()) lock_.lock();
+      if (!lock_.owns_lock()) deliver();
       monitor_.leading_ = false;
-      monitor_.wake_sleepers();
+      if (monitor_.told_idle_) monitor_.changed_.notify_all();
+      else monitor_.wake_sleepers();
     }
 
    private:
@@ -61,9 +80,12 @@ class Monitor {
 
  private:
   mutable std::mutex mutex_;
-  client::Condition changed_;
+  client::Condition changed_, idle_;
   std::shared_ptr<Inbox> inbox_;
   bool leading_ = false;
+  bool told_idle_ = false;  // one of them will look, when the leader gives up the lock
+  std::thread::id leader_;
+  std::int64_t leads_until_ = 0;
 };
 
 }  // namespace shmb::remote

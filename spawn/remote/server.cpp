@@ -184,6 +184,7 @@ bool Server::run_one(Lock& lock) {
   if (work_.empty() || nested >= kMostNested) return false;
   std::unique_ptr<Request> request = std::move(work_.front());
   work_.pop_front();
+  if (!work_.empty()) monitor_.wake_sleepers();
   request->counted = true;
   ++running_;
   lock.unlock();
