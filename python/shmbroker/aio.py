@@ -27,7 +27,8 @@ def _wake(waiting: set[asyncio.Future[None]]) -> None:
             future.set_result(None)
 
 
-async def _readable(descriptor: int) -> None:
+async def readable(descriptor: int) -> None:
+    """Returns when it is, or may be."""
     loop = asyncio.get_running_loop()
     of_loop = _waiters.setdefault(loop, {})
     waiting = of_loop.get(descriptor)
@@ -57,7 +58,7 @@ async def _take(attempt: Callable[[], Any], nothing: type[errors.Error], descrip
         if left is not None and left <= 0:
             raise errors.Timeout(f"nothing came within {timeout} s")
         try:
-            await asyncio.wait_for(_readable(descriptor), left)
+            await asyncio.wait_for(readable(descriptor), left)
         except asyncio.TimeoutError:
             end = loop.time()  # looks once more
 

@@ -205,6 +205,22 @@ class ProcessContext:
         return self._join(0 if timeout is None else _nanoseconds(timeout, "timeout") or _NO_WAIT,
                           0 if grace_period is None else _nanoseconds(grace_period, "grace_period") or _NO_WAIT)
 
+    async def join_async(self, timeout: float | None = None) -> bool:
+        """As join, in an event loop of asyncio."""
+        import asyncio
+
+        from .aio import readable
+        end = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        while not self.join(0):
+            left = None if end is None else end - asyncio.get_running_loop().time()
+            if left is not None and left <= 0:
+                return False
+            try:
+                await asyncio.wait_for(readable(self.fileno()), left)
+            except asyncio.TimeoutError:
+                pass
+        return True
+
     def _join(self, wait: int, voluntary: int, quiet: bool = False) -> bool:
         if not self._settle(wait, voluntary):
             return False

@@ -301,3 +301,41 @@ def describe(rank, queue):
     here = multiprocessing.current_process()
     queue.put((rank, {name: value for name, value in os.environ.items() if not name.startswith("SHMBROKER_")},
                parent.pid, parent.is_alive(), here.name, here._identity))
+
+
+def interrupted(rank, what):
+    """What a SIGINT does to a wait for a rank that does not come."""
+    if rank == 1:
+        while True:
+            time.sleep(0.1)
+            try:
+                if ranks.store.get("told"):
+                    return None
+            except shmbroker.NotFound:
+                pass
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    main = threading.main_thread().ident
+    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    waits = {"barrier": lambda: ranks.barrier("one"), "broadcast": lambda: ranks.broadcast(root=1),
+             "all_gather": lambda: ranks.all_gather(1), "store": lambda: ranks.store.wait("key")}
+    try:
+        waits[what]()
+        return "came back"
+    except KeyboardInterrupt:
+        return "interrupted"
+    finally:
+        ranks.store.set("told", b"1")
+
+
+def add_one_to_arrays(rank, tasks, results):
+    results.put(tasks.get() + 1)
+
+
+def fail_of(rank, which):
+    if rank == which:
+        raise ValueError("before it has opened the queue")
+    time.sleep(60)
+
+
+def wait_for(rank, seconds):
+    time.sleep(seconds)

@@ -2,6 +2,8 @@
 """The broker is killed in the middle: each wait ends with an exception that says so, what is mapped stays, nobody hangs."""
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from conftest import Broker
@@ -175,6 +177,32 @@ queue.put("item")
 assert queue.get() == "item"
 """)
     assert mortal.process.pid != before
+
+
+def test_a_child_that_starts_after_the_broker_has_gone_uses_the_next_one(mortal, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import numpy
+from shmbroker import mp
+def send(end):
+    end.send(numpy.ones(100000))
+if __name__ == "__main__":
+    ctx = mp.get_context("spawn")
+    queue = ctx.Queue()
+    queue.put(1)
+    print("kill", flush=True)
+    input()
+    one, other = ctx.Pipe()
+    child = ctx.Process(target=send, args=(other,))
+    child.start()
+    print(one.recv().sum())
+    child.join()
+""")
+    running = subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert running.stdout.readline() == "kill\n"
+    mortal.kill()
+    mortal.start()
+    assert running.communicate("go on\n", timeout=60)[0] == "100000.0\n"
 
 
 def test_ranks_and_their_parent_are_told(mortal, python):

@@ -10,6 +10,7 @@ import time
 import mp_children as children
 import numpy
 import pytest
+import shmbroker
 from mp_world import ctx, descriptors, end, ended, fork, maps, memory, until  # noqa: F401
 from shmbroker import mp
 
@@ -45,6 +46,20 @@ def test_killed_producers_and_consumers_block_nobody(fork):
         assert one.get(timeout=20) == "last"
         assert until(lambda: one._channel.pool.info().slots_used == one._channel.pool.info().slots_own)
     assert until(lambda: queue._channel.pool.info().participants == 1)
+
+
+def test_the_messages_of_many_dead_producers_are_read_and_then_there_is_room_again(fork):
+    queue = fork.Queue()
+    processes = [fork.Process(target=children.put_and_die, args=(queue, [number])) for number in range(64)]
+    for process in processes:
+        process.start()
+        assert ended(process)  # 64 dead ones: no lane is left
+    with pytest.raises(shmbroker.OutOfShared, match="lanes"):
+        queue.put("no room")
+    assert sorted(queue.get(timeout=20) for _ in processes) == list(range(64))
+    queue.put("last")
+    assert queue.get(timeout=20) == "last"
+    assert queue.empty()
 
 
 def test_each_killed_producers_items_arrive_without_a_gap(fork):

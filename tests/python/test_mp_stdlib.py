@@ -19,7 +19,8 @@ CLASSES = ("WithProcessesTestQueue", "WithProcessesTestConnection", "WithProcess
            "WithProcessesTestPicklingConnections", "WithProcessesTestProcess", "WithProcessesTestSubclassingProcess",
            "WithProcessesTestPool", "WithProcessesTestPoolWorkerErrors", "WithProcessesTestPoolWorkerLifetime",
            "TestSimpleQueue", "TestWait", "TestInitializers", "TestPoolNotLeakOnFailure", "TestStartMethod",
-           "TestTimeouts", "TestIgnoreEINTR", "TestCloseFds", "MiscTestCase")
+           "TestTimeouts", "TestIgnoreEINTR", "TestCloseFds", "MiscTestCase", "OtherTest", "TestFlags",
+           "WithProcessesTestListener", "WithProcessesTestListenerClient", "WithProcessesTestFinalize")
 METHODS = ("fork", "spawn", "forkserver")
 
 

@@ -31,6 +31,11 @@ def test_the_tests_of_the_standard_library_pass(method):
         env=environment, capture_output=True, text=True, timeout=60, check=True).stdout.split()
     wanted = [one for one in listed if "TestSharedMemory" in one and one.rsplit(".", 1)[1] not in EXCEPTED]
     assert len(wanted) >= 12
+    in_use = subprocess.run([sys.executable, "-c", f"""if 1:
+        import {module}, test._test_multiprocessing as tests
+        print(tests.shared_memory.SharedMemory.__module__, tests.shared_memory.ShareableList.__module__)"""],
+        env=environment, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    assert in_use == ["shmbroker.shared_memory", "shmbroker.shareable_list"]
     done = subprocess.run([sys.executable, "-m", "unittest", "-v", *wanted], env=environment, capture_output=True,
                           text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-6000:]

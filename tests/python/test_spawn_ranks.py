@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks get and give: variables, arguments, results, primitives, regions, output."""
+import asyncio
 import multiprocessing
 import os
 
+import numpy
 import pytest
 import shmbroker
 import spawn_functions as functions
-from shmbroker import PeerGone, ProcessExitedException, ranks, spawn
+from shmbroker import PeerGone, ProcessExitedException, mp, ranks, spawn
 
 pytestmark = pytest.mark.usefixtures("broker")
 METHODS = ["spawn", "forkserver", "fork"]
@@ -65,6 +67,46 @@ def test_the_primitives_refuse_a_process_that_is_no_rank():
             call()
     with pytest.raises(shmbroker.Invalid, match="limit"):
         ranks.barrier(timeout=None)
+
+
+@pytest.mark.parametrize("what", ["barrier", "broadcast", "all_gather", "store"])
+def test_an_interrupt_ends_a_wait_for_other_ranks(what):
+    context = spawn(functions.interrupted, (what,), 2, join=False, start_method="fork")
+    assert context.join()
+    assert context.result(0) == "interrupted"
+
+
+def test_queues_of_mp_travel_to_ranks(broker, method):
+    tasks, results = mp.Queue(), mp.Queue()
+    for number in range(2):
+        tasks.put(numpy.full(100000, number))
+    spawn(functions.add_one_to_arrays, (tasks, results), 2, start_method=method)
+    assert sorted(results.get(timeout=20)[0] for _ in range(2)) == [1, 2]
+
+
+def test_a_reader_that_waits_for_a_rank_is_told_of_its_failure(session):
+    async def consume():
+        async for _ in session.queue("of-ranks", kind="mpmc", role="reader"):
+            pass
+
+    async def main():
+        context = spawn(functions.fail_of, (1,), 2, join=False, start_method="fork")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(consume())  # no rank opens it
+            group.create_task(context.join_async())
+
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(main())
+    assert isinstance(caught.value.exceptions[0], shmbroker.ProcessRaisedException)
+
+
+def test_join_async_returns_as_join_does():
+    async def main():
+        context = spawn(functions.wait_for, (1.0,), 2, join=False, start_method="fork")
+        told = [await context.join_async(0.01), await context.join_async(), await context.join_async(0)]
+        return told
+
+    assert asyncio.run(main()) == [False, True, True]
 
 
 def test_locks_values_and_connections_of_multiprocessing_travel(method):

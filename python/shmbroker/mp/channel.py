@@ -24,6 +24,8 @@ CLASSES = ((512, 64, 4096), (8192, 16, 2048), (65536, 4, 512), (place.SLOT, 1, 6
 CELLS = 256
 INLINE = 120
 PROCESSES = 64
+_PATIENCE = 2.0  # seconds
+_REST = 0.02
 
 
 class Channel:
@@ -42,11 +44,14 @@ class Channel:
     def _prepare(self) -> None:
         self._lock = threading.Lock()
         self._queue: _core.Queue | None = None
+        self.at_hand: list[_core.Message] = []  # came while we looked whether one is there
+        self._out: _core.Queue | None = None  # to send, where _queue is only to read
         _channels.add(self)
         util.register_after_fork(self, Channel._fork)
 
     def _fork(self) -> None:
         self._lock = threading.Lock()
+        self.at_hand = []
 
     def __getstate__(self) -> Any:
         context.assert_spawning(self)
@@ -79,11 +84,44 @@ class Channel:
         with self._lock:
             if self._queue is None:
                 try:
-                    self._queue = self.pool.queue("items", kind="mpmc", role=self._role, inline_bytes=INLINE,
-                                                  **self._settings)
-                except errors.Error as error:
-                    raise place.whole(error)
+                    self._queue = self._handle(self._role)
+                except errors.OutOfShared as error:
+                    if error.slot != "lanes" or self._role != "both":
+                        raise
+                    # The dead have left messages in all lanes. They are there to be read, and then there is room again.
+                    self._queue = self._handle("reader")
             return self._queue
+
+    def _handle(self, role: str) -> _core.Queue:
+        try:
+            return self.pool.queue("items", kind="mpmc", role=role, inline_bytes=INLINE, **self._settings)
+        except errors.Error as error:
+            raise place.whole(error)
+
+    def _look(self) -> None:
+        """A look that finds nothing gives back the lanes of the dead that this process has read."""
+        with self._lock:
+            queue = self._queue
+        if queue is not None and queue.info().depth == 0:
+            try:
+                self.at_hand.append(queue.receive(0))
+            except (errors.Empty, errors.PeerGone):
+                pass
+
+    def _open_to_send(self) -> _core.Queue:
+        """Waits a while for a lane, because others may read what the dead have left."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            self._look()
+            with self._lock:
+                try:
+                    if self._out is None:
+                        self._out = self._handle("writer")
+                    return self._out
+                except errors.OutOfShared as error:
+                    if error.slot != "lanes" or time.monotonic() > end:
+                        raise
+            time.sleep(_REST)
 
     def send(self, parts: Any, timeout: float | None, kind: int = 0) -> None:
         """Raises Full or Timeout where the lane of this process has no room."""
@@ -95,6 +133,10 @@ class Channel:
                 queue.send(parts, timeout)
         except errors.PeerGone:
             self._resend(queue, parts, timeout, kind)
+        except errors.Denied:
+            if queue.role != "reader":
+                raise
+            self._resend(self._out or self._open_to_send(), parts, timeout, kind)
 
     @staticmethod
     def _resend(queue: _core.Queue, parts: Any, timeout: float | None, kind: int) -> None:
@@ -132,8 +174,8 @@ class Channel:
         """Gives back what this process holds for messages that have been taken."""
         try:
             (self._queue or self.open()).drain(0)
-        except (errors.Full, errors.PeerGone):
-            pass  # not all of them were taken
+        except (errors.Full, errors.PeerGone, errors.Denied):
+            pass  # not all of them were taken, or this process has sent none
 
     def depth(self) -> int:
         return (self._queue or self.open()).info().depth
@@ -141,9 +183,10 @@ class Channel:
     def close(self) -> None:
         """Leaves. What was sent stays for the others."""
         with self._lock:
-            queue, self._queue = self._queue, None
-            if queue is not None:
-                queue.close()
+            queue, out, self._queue, self._out = self._queue, self._out, None, None
+            for one in queue, out:
+                if one is not None:
+                    one.close()
             self.pool = None  # goes with its last user, which may be a child that starts
 
 

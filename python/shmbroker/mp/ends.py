@@ -65,14 +65,13 @@ class Reader:
 
     def fork(self) -> None:
         self._lock = threading.RLock()
-        self._at_hand: list[Any] = []  # a message that came while we looked whether one is there
         self._bell: Bell | None = None
 
     def take(self, timeout: float | None) -> Any:
         """The next object; raises queue.Empty."""
         if self.closed:
             raise OSError("handle is closed")
-        if self._bell is None and not self._at_hand:
+        if self._bell is None and not self._channel.at_hand:
             received = self._channel.receive(timeout)
         else:
             received = self._watched(timeout)
@@ -82,7 +81,7 @@ class Reader:
 
     def _watched(self, timeout: float | None) -> Any:
         with self._lock:
-            received = self._at_hand.pop() if self._at_hand else None
+            received = self._channel.at_hand.pop() if self._channel.at_hand else None
         try:
             if received is None:
                 received = self._channel.receive(timeout)
@@ -93,10 +92,10 @@ class Reader:
     def _look(self) -> bool:
         """Whether there is a message; where there is none, the descriptor tells of the next one."""
         with self._lock:
-            there = bool(self._at_hand) or self._channel.depth() > 0
+            there = bool(self._channel.at_hand) or self._channel.depth() > 0
             if not there and self._bell is not None:
                 try:
-                    self._at_hand.append(self._channel.receive(0))
+                    self._channel.at_hand.append(self._channel.receive(0))
                     there = True
                 except Empty:
                     pass
@@ -119,7 +118,7 @@ class Reader:
     def poll(self, timeout: float | None = 0.0) -> bool:
         if self.closed:
             raise OSError("handle is closed")
-        if self._at_hand or self._channel.depth() > 0:
+        if self._channel.at_hand or self._channel.depth() > 0:
             return True
         if timeout is not None and timeout <= 0:
             return False
@@ -143,7 +142,7 @@ class Reader:
             return self._bell.fileno()
 
     def count(self) -> int:
-        return self._channel.depth() + len(self._at_hand)
+        return self._channel.depth() + len(self._channel.at_hand)
 
     def close(self) -> None:
         self.closed = True

@@ -81,8 +81,9 @@ def call(name: str) -> None:
 
 
 def address() -> Address | None:
-    """What a child needs to be in the same group; None: no queue was made here."""
-    return _home
+    """What a child needs to be in the same group; None: no queue was made here, or its broker has gone."""
+    session = _places.get(_home) if _home is not None else None
+    return _home if session is None or _answers(session) else None
 
 
 def adopt(address: Address | None) -> None:
