@@ -51,7 +51,9 @@ class Outgoing:
                 else:
                     self.handed.append(region)
                     parts.append(_part(region))
-            parts += reversed(attached)  # so their numbers count from the end, whatever the number of buffers
+            if attached:
+                parts += reversed(attached)  # so their numbers count from the end, whatever the number of buffers
+                _carriers.add(channel)
         except BaseException:
             self.fail()
             raise
@@ -83,6 +85,15 @@ def _room(channel: Channel, size: int) -> _core.Slot | _core.Region:
                 if time.monotonic() > end:
                     raise
             time.sleep(0.02)
+
+
+_carriers: weakref.WeakSet[Any] = weakref.WeakSet()  # channels that have sent attached regions
+
+
+def let_go() -> None:
+    """Gives back regions that were attached to messages which have been taken: they may be had again at once."""
+    for channel in list(_carriers):
+        channel.let_go()
 
 
 def _part(room: _core.Slot | _core.Region) -> Any:

@@ -24,7 +24,7 @@ import torch
 from torch.multiprocessing import reductions as _stock
 
 from .. import _core, errors
-from ..mp import place
+from ..mp import message, place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ def layout() -> Layout:
 def new_region(size: int) -> _core.Region:
     """Memory for one storage. What was written there before is still in it."""
     session, _ = place.home(ask=False)
+    if size >= LARGE:
+        message.let_go()
     while True:
         try:
             return session.create(size, many_writers=size < LARGE, uninitialised=True)
