@@ -25,6 +25,10 @@ def give_back(value):
     return value
 
 
+def make(count):
+    return torch.ones(count, dtype=torch.uint8)
+
+
 def times(what, count):
     each = []
     for _ in range(count):
@@ -47,7 +51,7 @@ def work(rank, meeting, rounds):
 
 def measure(rounds):
     small = torch.ones(4096, dtype=torch.uint8)
-    large = {rpc: rpc.remote("w1", torch.ones, args=(64 << 20,), kwargs={"dtype": torch.uint8}) for rpc in (stock, ours)}
+    large = {rpc: rpc.remote("w1", make, args=(64 << 20,)) for rpc in (stock, ours)}
     figures = {
         "rpc_sync 4 KiB": (lambda rpc: lambda: rpc.rpc_sync("w1", give_back, args=(small,)), 200),
         "to_here 64 MiB": (lambda rpc: large[rpc].to_here, 5),
