@@ -265,13 +265,14 @@ Result<void> unname(Session& session, const Target& target, Deadline deadline) {
   if (!element) return std::unexpected(session.of_broker(std::move(element.error())));
   if (target.by == SHMBW_ATTACH_BY_ID && element->region.id != target.region.id)
     return error(Status::protocol, "the broker's answer to ATTACH is of another region");
-  // From here on the handle's own way of releasing with the name serves.
+  // From here on the handle's own way of releasing with the name serves. It has mapped nothing, so what the other
+  // references say when they end decides whether the memory is recycled.
   RegionFacts facts;
   facts.ref = element->region;
   facts.bytes = element->bytes;
   facts.rights = element->rights;
   Region handle(session.shared_from_this(), facts, Mapping(), Fd());
-  return handle.release(kReleaseUnname | kReleaseNoRecycle);
+  return handle.release(kReleaseUnname);
 }
 
 void undo_attach(LateReply& late) { late.release_granted<shmbw_attach_reply>(0); }

@@ -67,7 +67,7 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   SHMB_TRY(mapping, map_checked(fd.get(), 0, facts.bytes, access));
   Populated populated{0, SHMBW_PAGE_KIND_UNPOPULATED};
   if (access == Access::read_write && (populates(item, strict) || dirty)) {
-    SHMB_TRY(filled, populate_fresh(mapping, fd.get(), (item.flags & kCreateSmallPages) != 0));
+    SHMB_TRY(filled, populate_fresh(mapping, fd.get(), (item.flags & kCreateSmallPages) != 0, dirty));
     populated = filled;
     if (dirty && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0) std::memset(mapping.data(), 0, facts.bytes);
   }

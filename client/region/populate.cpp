@@ -50,8 +50,8 @@ using Range = std::span<std::byte>;
 
 // Fills every page of the range. Before 5.14 fallocate reserves the file's pages, if the range is the whole file. That
 // returns an errno as well.
-Sys<void> fill(Range range, int fd) {
-  auto filled = advise(range.data(), range.size(), MADV_POPULATE_WRITE);
+Sys<void> fill(Range range, int fd, int advice = MADV_POPULATE_WRITE) {
+  auto filled = advise(range.data(), range.size(), advice);
   if (filled || filled.error().value != EINVAL || fd < 0) return filled;
   return sys::allocate(fd, 0, range.size());
 }
@@ -110,7 +110,7 @@ bool shmem_takes_huge_advice() {
   return takes;
 }
 
-Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_pages) {
+Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_pages, bool recycled) {
   Populated result{mapping.size(), SHMBW_PAGE_KIND_SMALL};
   if (!small_pages && can_be_huge(mapping)) {
     auto kind = populate_huge(whole(mapping), fd);
@@ -118,7 +118,8 @@ Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_page
     result.kind = *kind;
     return result;
   }
-  if (auto filled = fill(whole(mapping), fd); !filled) return out_of_memory(filled.error(), mapping.size());
+  const int advice = recycled ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
+  if (auto filled = fill(whole(mapping), fd, advice); !filled) return out_of_memory(filled.error(), mapping.size());
   return result;
 }
 

@@ -20,8 +20,9 @@ struct Populated {
   shmbw_page_kind kind = SHMBW_PAGE_KIND_UNPOPULATED;
 };
 
-// New memory. Fresh pages are zero. `fd` backs the mapping, for kernels without MADV_POPULATE (5.14).
-Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_pages);
+// New memory. Fresh pages are zero. `fd` backs the mapping, for kernels without MADV_POPULATE (5.14). `recycled`:
+// nearly all pages are there. Reading enters them 16 at a time, allocates those that are not, and serves writing too.
+Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_pages, bool recycled = false);
 // A part of a mapping (whole pages around it); for writing in huge pages where it has whole ones.
 Result<Populated> populate_part(const Mapping& mapping, std::uint64_t offset, std::uint64_t length, Access access,
                                 bool small_pages);

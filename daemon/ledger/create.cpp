@@ -165,10 +165,9 @@ bool seals_seal(const Host& host, const shmbw_create& wish) {
 // A region of the group's own past: only for members of the group, and with all seals that it had at birth. It gets no
 // more of them: an earlier user may still hold the lock of the file, and a seal would wait for that.
 Region* recycled(const Host& host, const Session& session, Group& group, const shmbw_create& wish) {
-  if ((wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0 || session.group != &group || session.uid != group.uid ||
-      seals_seal(host, wish))
+  if ((wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0 || session.group != &group || session.uid != group.uid)
     return nullptr;
-  return group.shelf.take(rounded_bytes(wish.length));
+  return group.shelf.take(rounded_bytes(wish.length), seals_seal(host, wish));
 }
 
 Result<Region*> fresh(Regions& regions, Session& session, Group& group, const shmbw_create& wish, std::string_view name,

@@ -12,8 +12,7 @@
 namespace shmb::daemon {
 
 bool Shelf::may_recycle(const Region& region) {
-  return region.live() && region.bytes >= kShelfFrom && !region.no_recycle && !region.was_outside && !region.sealed() &&
-         !region.seal_sealed;
+  return region.live() && region.bytes >= kShelfFrom && !region.no_recycle && !region.was_outside && !region.sealed();
 }
 
 std::uint64_t Shelf::capacity() const {
@@ -52,10 +51,11 @@ void Shelf::forget(Region& region) {
   rearm();
 }
 
-Region* Shelf::take(std::uint64_t bytes) {
+Region* Shelf::take(std::uint64_t bytes, bool seal_sealed) {
   Region* found = nullptr;
   regions_.each([&](Region& region) {
-    if (region.bytes == bytes) found = &region;  // the youngest: its pages are warmest
+    if (region.bytes == bytes && region.seal_sealed == seal_sealed)
+      found = &region;  // the youngest: its pages are warmest
   });
   if (found) forget(*found);
   return found;

@@ -232,7 +232,7 @@ Result<void> release(Ledger& ledger, Session& session, const shmbw_release& wish
   } else if (lease) {
     drop_lease(ledger.regions, *lease, unmapped);
   } else {
-    release_region(ledger.regions, region);
+    release_region(ledger.regions, region, unmapped);
   }
   if (!unname) return {};
   // the group may have ended with its last region

@@ -95,7 +95,8 @@ class SharedMemory:
             raise ValueError("'name' can only be None if create=True")
         if not create:
             place = _region_name(name)
-            region = _ask(lambda session: session.attach(place, write=True))
+            # Its pages are there. They are entered into this process' tables as it uses them, which may be few.
+            region = _ask(lambda session: session.attach(place, write=True, populate=False))
         elif name is not None:
             region = self._create(_region_name(name), size)
         else:

@@ -80,6 +80,20 @@ def test_the_memory_is_freed_by_unlink_and_the_last_close(name):
             session.stat(identity)
 
 
+def test_memory_that_is_used_again_is_zero(name):
+    size = 1 << 20
+    for _ in range(3):
+        block = SharedMemory(name, create=True, size=size)
+        assert bytes(block.buf) == bytes(size)
+        block.buf[:] = b"\xff" * size
+        other = SharedMemory(name)
+        other.close()
+        block.close()
+        block.unlink()
+    again = [region for region in shmbroker.list().regions if region.length == size and region.state == "cached"]
+    assert len(again) == 1  # one and the same memory served them all
+
+
 def test_a_region_of_the_broker_and_a_shared_memory_are_the_same_object(name):
     ours = SharedMemory(name, create=True, size=100)
     with shmbroker.connect() as session, session.open(name) as region:
