@@ -567,6 +567,7 @@ Result<void> Queue::drain(std::int64_t wait) {
       return {};
     }
     given_up_ = false;
+    if (!idle_holds_.empty()) drop_idle_holds();  // the rest may be taken late, or never
     if (readers_have_gone(before))
       return error(Status::peer_gone,
                    "the last reader of queue '" + spec_.name + "' has gone without taking all that was sent");

@@ -49,6 +49,21 @@ def test_arrays_arrive_whole_and_writable(ctx):
     assert ended(child)
 
 
+@pytest.mark.parametrize("handed", [False, True], ids=["put", "empty"])
+def test_the_memory_of_large_arrays_is_used_again(handed):
+    queue = mp.Queue()
+    length = 3 << 19  # 12 MiB of float64, which no other test here uses
+    for number in range(20):
+        array = mp.empty(length) if handed else numpy.empty(length)
+        array[...] = number
+        queue.put(array)
+        if number >= 2:  # two are on the way all the time
+            assert queue.get()[-1] == number - 2
+    del array
+    regions = [region for region in shmbroker.list().regions if region.bytes == length * 8]
+    assert 0 < len(regions) <= 5
+
+
 def test_other_objects_arrive_as_they_were(ctx):
     tasks, results = ctx.Queue(), ctx.Queue()
     child = ctx.Process(target=children.echo, args=(tasks, results))

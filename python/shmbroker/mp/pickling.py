@@ -44,18 +44,22 @@ class _Sink(list):
     write = list.append
 
 
-def _table() -> dict[type, Any]:
-    """The reducers of multiprocessing and of copyreg, as they are now, and ours for NumPy where it is loaded."""
-    table = copyreg.dispatch_table.copy()
-    table.update(ForkingPickler._extra_reducers)
-    table.update(reducers)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        try:
-            table.setdefault(numpy.ndarray, _reduce_array)
-        except AttributeError:
-            pass  # it is being imported in another thread
-    return table
+class _Reducers:
+    """The reducers of multiprocessing and of copyreg, as they are now, and ours for NumPy where it is loaded. The pickler
+    asks for types that it does not know itself, so most objects never come here."""
+
+    def __getitem__(self, kind: type) -> Any:
+        for table in reducers, ForkingPickler._extra_reducers, copyreg.dispatch_table:
+            reducer = table.get(kind)
+            if reducer is not None:
+                return reducer
+        # getattr: it may be being imported in another thread
+        if kind is getattr(sys.modules.get("numpy"), "ndarray", None):
+            return _reduce_array
+        raise KeyError(kind)
+
+
+_reducers = _Reducers()
 
 
 def _reduce_array(array: Any) -> Any:
@@ -105,7 +109,7 @@ def _dump(obj: Any, least: int) -> tuple[list[Any], list[memoryview]]:
         return False
 
     pickler = pickle.Pickler(chunks, 5, buffer_callback=apart)
-    pickler.dispatch_table = _table()
+    pickler.dispatch_table = _reducers
     pickler.dump(obj)
     return chunks, buffers
 
