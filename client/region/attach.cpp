@@ -9,6 +9,7 @@
 #include "client/region/obtain.hpp"
 #include "client/session/call.hpp"
 #include "client/session/late_reply.hpp"
+#include "client/session/name_wait.hpp"
 #include "client/session/user_group.hpp"
 #include "client/session/views.hpp"
 #include "proto/refusal.hpp"
