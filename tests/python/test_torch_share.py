@@ -96,15 +96,19 @@ def test_every_dtype_arrives(fork, dtype):
     assert got.dtype == dtype and got.equal(sent) and len(storage) == 64 and got.is_shared()
 
 
-def test_meta_sparse_and_quantised_tensors_do_what_stock_does(fork):
+def test_meta_sparse_quantised_and_nested_tensors_do_what_stock_does(fork):
     import shmbroker.torch
     made = [lambda: torch.zeros(3, device="meta"), lambda: torch.eye(3).to_sparse(),
             lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)]
+    nested = getattr(torch, "nested", None)
+    if nested is not None:
+        made.append(lambda: nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 
     def outcome(make):
-        from multiprocessing.reduction import ForkingPickler
+        queue = torch.multiprocessing.get_context("fork").SimpleQueue()
         try:
-            return type(ForkingPickler.loads(ForkingPickler.dumps(make())))
+            queue.put(make())
+            return type(queue.get())
         except Exception as error:
             return type(error), str(error)[:40]
 

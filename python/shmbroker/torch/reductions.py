@@ -105,7 +105,8 @@ def _note(storage: Any) -> None:
 def reduce_tensor(tensor: Any) -> Any:
     attached = pickling.work.attached
     if attached is None or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided \
-            or tensor.device.type != "cpu" or tensor.is_quantized or (tensor.requires_grad and not tensor.is_leaf):
+            or tensor.device.type != "cpu" or tensor.is_quantized or getattr(tensor, "is_nested", False) \
+            or (tensor.requires_grad and not tensor.is_leaf):
         return stock_reduce_tensor(tensor)
     storage = _storage.untyped(tensor)
     if not ours(storage):
