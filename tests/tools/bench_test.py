@@ -109,7 +109,8 @@ def main():
         else:
             drawn = subprocess.run([python, PLOT, target, folder], capture_output=True, text=True, check=False)
             expect(drawn.returncode == 0, drawn.stderr)
-            expect(os.path.getsize(os.path.join(folder, "figures.svg")) > 1000, "an empty plot")
+            for kind in "svg", "png":
+                expect(os.path.getsize(os.path.join(folder, f"figures.{kind}")) > 1000, f"an empty plot: {kind}")
 
     unknown = run("nonsense")
     expect(unknown.returncode == 2 and "nonsense" in unknown.stderr, "an unknown family is not refused by name")

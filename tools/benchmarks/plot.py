@@ -39,9 +39,10 @@ def main(source, folder):
     axes.margins(x=0.05, y=0.01)
     figure.tight_layout()
     os.makedirs(folder, exist_ok=True)
-    target = os.path.join(folder, "figures.svg")
-    figure.savefig(target)
-    print(target)
+    for kind in "svg", "png":
+        target = os.path.join(folder, f"figures.{kind}")
+        figure.savefig(target, dpi=110)
+        print(target)
 
 
 if __name__ == "__main__":

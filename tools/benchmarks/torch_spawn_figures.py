@@ -17,7 +17,7 @@ except ImportError:
     sys.exit(77)
 from shmbroker.torch.spawn import start_processes
 
-from python_figures import compared
+from compared import compared
 
 stock = importlib.import_module("torch.multiprocessing.spawn").start_processes
 RANKS = 8
