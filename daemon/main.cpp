@@ -22,6 +22,7 @@
 #include "daemon/start/directory.hpp"
 #include "daemon/start/options.hpp"
 #include "daemon/start/privileges.hpp"
+#include "daemon/start/sandbox.hpp"
 #include "daemon/start/service_manager.hpp"
 #include "daemon/transport/engine.hpp"
 #include "daemon/transport/transport.hpp"
@@ -82,6 +83,7 @@ Result<int> serve(const Options& options, ServiceManager& manager) {
   facts.engine = chosen.io_uring ? SHMBW_ENGINE_IO_URING : SHMBW_ENGINE_EPOLL;
   facts.engine_reason = chosen.reason;
   if (!manager.loss().empty()) lowered.losses.push_back(manager.loss());
+  if (std::string none = no_sandbox(); !none.empty()) lowered.losses.push_back(std::move(none));
   facts.losses = lowered.losses;
   facts.losses.insert(facts.losses.end(), kernel().losses.begin(), kernel().losses.end());
   facts.version = "shmbrokerd " SHMB_VERSION;
@@ -117,6 +119,8 @@ Result<int> serve(const Options& options, ServiceManager& manager) {
   for (auto [file, is_admin] : {std::pair{&socket, false}, std::pair{&admin, true}})
     if (auto listening = transport.listen_on(file->take(), is_admin); !listening)
       return system_failure(listening.error(), "waiting for connections");
+
+  SHMB_TRY_VOID(enter_sandbox());
 
   log::line(log::info, serving);
   for (const std::string& loss : lowered.losses) log::line(log::notice, loss);

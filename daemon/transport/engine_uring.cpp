@@ -61,7 +61,8 @@ class UringEngine final : public Engine {
     for (auto* all : {&aside_, &earlier_}) all->reserve(kCompletions);
     if ((ring_.features & IORING_FEAT_EXT_ARG) == 0)
       return error(Status::unsupported, "io_uring here cannot wait with a time-out");
-    return provide_buffers();
+    SHMB_TRY_VOID(provide_buffers());
+    return restrict();
   }
 
   Sys<void> watch(int fd, Waiter& waiter, Turns::Process* process) override {
@@ -197,9 +198,34 @@ class UringEngine final : public Engine {
 
   int set_up(unsigned flags) {
     io_uring_params parameters{};
-    parameters.flags = flags | IORING_SETUP_CQSIZE | IORING_SETUP_CLAMP;
+    parameters.flags = flags | IORING_SETUP_CQSIZE | IORING_SETUP_CLAMP | IORING_SETUP_R_DISABLED;
     parameters.cq_entries = kCompletions;
     return io_uring_queue_init_params(kEntries, &ring_, &parameters);
+  }
+
+  // A ring makes calls that no seccomp filter sees. From here on it knows these, and registers nothing.
+  Result<void> restrict() {
+    std::vector<io_uring_restriction> allowed;
+    const auto operation = [&](std::uint8_t code) {
+      io_uring_restriction one{};
+      one.opcode = IORING_RESTRICTION_SQE_OP;
+      one.sqe_op = code;
+      allowed.push_back(one);
+    };
+    for (const io_uring_op code : {IORING_OP_RECVMSG, IORING_OP_POLL_ADD, IORING_OP_ASYNC_CANCEL})
+      operation(static_cast<std::uint8_t>(code));
+#ifdef SHMB_TEST_SEAM
+    operation(IORING_OP_NOP);  // stands for a receive that fails
+#endif
+    io_uring_restriction flags{};
+    flags.opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED;
+    flags.sqe_flags = IOSQE_BUFFER_SELECT;
+    allowed.push_back(flags);
+    if (int made = io_uring_register_restrictions(&ring_, allowed.data(), static_cast<unsigned>(allowed.size()));
+        made < 0)
+      return failed(made, "restricting io_uring (Linux 5.10)");
+    if (int made = io_uring_enable_rings(&ring_); made < 0) return failed(made, "enabling io_uring");
+    return {};
   }
 
   Result<void> provide_buffers() {
