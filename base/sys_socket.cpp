@@ -175,7 +175,6 @@ Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byt
   if (!fds.empty()) {
     message.msg_control = control;
     message.msg_controllen = CMSG_SPACE(fds.size_bytes());
-    std::memset(control, 0, message.msg_controllen);
     cmsghdr* rights = CMSG_FIRSTHDR(&message);
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;

@@ -375,7 +375,6 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
     }
     auto& left_behind = pending_[tag];
     left_behind.call = nullptr;
-    left_behind.subscription = nullptr;
     return error(Status::deadline, "the broker did not answer before the deadline");
   }
   lock.unlock();

@@ -615,6 +615,29 @@ TEST_CASE("events that are never asked for do not grow without bound: a gap tell
   CHECK(must(peer.channel.next_event(Deadline::now())).watch == gap.lost + 1);
 }
 
+TEST_CASE("a device's event is the last of its watch, and a gap tells that events of GPU regions may be lost too") {
+  Peer peer;
+  std::array<std::byte, 256> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_WATCH, 0, Status::ok, shmbw_watch{});
+  std::vector<std::byte> request(buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(writer.finish(0).size()));
+  const auto tell = [&](auto op, std::uint64_t tag, const auto& fixed) {
+    writer.begin(static_cast<std::uint16_t>(op), tag, Status::ok, fixed);
+    peer.give(writer.finish(0));
+  };
+  std::thread broker(
+      [&] { tell(SHMBW_OP_WATCH | SHMBW_REPLY, peer.take().header.tag, shmbw_watch_reply{.watch = 8}); });
+  Channel::Subscription own;
+  CHECK(peer.channel.call(request, Deadline::after(60'000'000'000), &own).has_value());
+  broker.join();
+  tell(SHMBW_EVENT | SHMBW_EVENT_GPU_DEVICE, 0, shmbw_gpu_device_event{.watch = 8});
+  CHECK(peer.channel.take_gpu_events().empty());
+  CHECK(own.events.size() == 1);
+  tell(SHMBW_EVENT | SHMB_EVENT_GAP, 0, shmbw_gap_event{1, 0, 3});
+  CHECK(peer.channel.take_gpu_events().size() == 1);
+  CHECK(own.events.size() == 1);  // the channel has forgotten it
+}
+
 TEST_CASE("a broker that takes no request is a deadline, not a hang") {
   Peer peer;
   Result<Reply> last = error(Status::ok, "");

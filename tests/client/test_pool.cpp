@@ -2,6 +2,7 @@
 // Pools through the library against a real broker: slots, growth, classes, coming late, leaving, fork.
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -350,6 +351,37 @@ TEST_CASE("a name means what it means to the broker now, whatever was opened by 
     auto next = must(make_pool(stays, slots_of("p", 64, 1)));
     CHECK(must(try_pool(session, "p"))->id() == next->id());
   }
+}
+
+TEST_CASE("a wait for slots that the maker still adds ends when the broker is gone") {
+  harness::BrokerFixture broker;
+  auto maker = open(broker);
+  shmbw_pool_create request{};
+  request.slots = 4;
+  request.lanes = 4;
+  request.queues = 2;
+  request.segments = 1;
+  request.name_len = 1;
+  std::array<std::byte, 256> buffer;
+  wire::Writer writer(buffer);
+  writer.begin(SHMBW_OP_POOL_CREATE, 0, Status::ok, request);
+  writer.text("p");
+  const auto packet = writer.finish(0);
+  const auto made = must(maker->call(std::span(buffer).first(packet.size()), Deadline::after(0)));
+  const auto place = *fixed_of<shmbw_pool_create_reply>(made);
+  auto session = open(broker);
+  must(session->join_group("#" + std::to_string(place.group), 0, Deadline::after(0)));
+  Pool::Opening by_id;  // an open by name waits itself
+  by_id.id = place.pool;
+  auto pool = must(Pool::open(session, by_id));
+  CHECK(status_of(pool->acquire(64, kNoWait)) == Status::full);
+  CHECK(status_of(pool->acquire(64, 20'000'000)) == Status::deadline);
+  Status told{};
+  std::thread waits([&] { told = status_of(pool->acquire(64, 60'000'000'000)); });
+  CHECK(comes_true([&] { return is_asleep(*pool); }));
+  broker.kill();
+  waits.join();
+  CHECK(told == Status::session_lost);
 }
 
 TEST_CASE("an open of a pool that another thread of the process is making waits for it until its deadline") {

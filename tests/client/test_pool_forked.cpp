@@ -46,6 +46,18 @@ TEST_CASE("a forked child that opens an inherited pool by its name has the pool 
   CHECK(comes_true([&] { return participants_in(*pool) == 1; }));
 }
 
+TEST_CASE("a forked child joins a pool that its parent joined read-only as the parent did") {
+  const harness::BrokerFixture broker;
+  auto pool = must(make_pool(open(broker), slots_of("p", 64, 2)));
+  auto looking = must(try_pool(beside(broker, pool), "p", true));
+  auto child = harness::Child::run([&] {
+    STEP(1, looking->facts());
+    STEP(2, status_of(looking->remove()) == Status::denied);  // the broker's answer
+    return 0;
+  });
+  CHECK(child.wait() == 0);
+}
+
 TEST_CASE("a forked child joins a pool as soon as what the broker granted it before has been left") {
   const harness::BrokerFixture broker;
   auto session = open(broker);

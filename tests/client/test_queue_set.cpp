@@ -470,6 +470,22 @@ TEST_CASE("an event loop hears of the first message to it while the broker is st
     }
 }
 
+TEST_CASE("a writer that opens its end has the doorbells of all readers, and rings each while the broker is stopped") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, PoolSpec{.name = "p"}));
+  auto second = must(try_pool(beside(broker, pool), "p")), writing = must(try_pool(beside(broker, pool), "p"));
+  auto a = reader(pool, "q", Kind::broadcast), b = reader(second, "q", Kind::broadcast);
+  const int fd_a = must(a->descriptor()), fd_b = must(b->descriptor());
+  auto out = writer(writing, "q", Kind::broadcast);
+  arm(*a, fd_a);
+  arm(*b, fd_b);
+  const harness::Stopped stopped(broker.pid());
+  must(out->send(bytes_of("to both"), kNoWait));
+  CHECK(heard(*a, fd_a) == "to both");
+  CHECK(heard(*b, fd_b) == "to both");
+}
+
 TEST_CASE(
     "event loops whose doorbell no peer has fetched wake when the broker goes on, though the sender does not call") {
   const harness::BrokerFixture broker;

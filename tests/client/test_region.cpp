@@ -17,6 +17,7 @@
 #include "client/session/views.hpp"
 #include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/harness/injected.hpp"
 #include "tests/harness/raw_client.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
@@ -268,6 +269,9 @@ TEST_CASE("a reader waits until the writer has mapped the region") {
   auto writer = must(create_region(session, item));
   const Status early = status_of(attach_region(other, at("slow"), 0, 50'000'000));
   CHECK((early == Status::deadline || early == Status::not_ready));  // the latter where it had no time left to wait
+  fault::clear();
+  CHECK(status_of(attach_region(other, at("slow"), 0, 400'000'000)) != Status::ok);
+  CHECK(fault::count(fault::Call::send) < 20);  // it waits for an event, and does not ask again and again
   Result<Region::Handle> attached = error(Status::invalid, "");
   std::thread waiter([&] { attached = attach_region(other, at("slow"), 0, 20'000'000'000); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));

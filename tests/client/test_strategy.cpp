@@ -11,6 +11,7 @@
 #include "client/session/strategy.hpp"
 #include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/harness/injected.hpp"
 #include "tests/harness/snapshot.hpp"
 
 namespace strategies {
@@ -126,6 +127,21 @@ TEST_CASE("a kept descriptor serves when the broker is gone; without one the ans
     }
     CHECK(region->data()[4096] == std::byte{7});
   }
+}
+
+TEST_CASE("a kept descriptor of which the process can make no copy is an error, and stays kept") {
+  const harness::BrokerFixture broker;
+  const Chosen chosen("file_descriptor");
+  auto session = open(broker);
+  auto region = must(create_region(session, named("", 8192)));
+  {
+    const harness::Injected failure(shmb::fault::Call::dup, EMFILE);
+    const auto part = region->map_part(4096, 4096, shmb::Access::read, Deadline::after(0));
+    REQUIRE_FALSE(part);
+    CHECK(part.error().sentence.find("a copy of the kept descriptor") != std::string::npos);
+  }
+  CHECK(region->keeps_descriptor());
+  must(region->unmap_part(must(region->map_part(4096, 4096, shmb::Access::read, Deadline::after(0))), 4096));
 }
 
 TEST_CASE("reading closes writing for a handle that keeps its descriptor, too") {

@@ -44,6 +44,16 @@ TEST_CASE("an unnamed group is made by the first create and ends with its last m
   CHECK(asker.status().groups == 0);
 }
 
+TEST_CASE("a group's row names the time at which it was made") {
+  World world;
+  Client client = world.client(1000);
+  const std::uint64_t first = made(client.make_group({.name = "first"}));
+  world.advance(5'000'000'000);
+  const std::uint64_t second = made(client.make_group({.name = "second"}));
+  world.advance(5'000'000'000);
+  CHECK(row_of(client, second).created - row_of(client, first).created == 5'000'000'000);
+}
+
 TEST_CASE("all 120 orders of death of 5 members end the group with the last one, and only then") {
   std::vector<int> order(5);
   std::iota(order.begin(), order.end(), 0);

@@ -212,6 +212,22 @@ TEST_CASE("writability is reported by edges: once for each packet that the peer 
   }
 }
 
+TEST_CASE("a port that asked for edges again and again leaves nothing behind that keeps its socket open") {
+  ON_BOTH_ENGINES {
+    auto chosen = std::move(*choose_engine(choice));
+    auto pair = std::move(*sys::seqpacket_pair());
+    End end;
+    REQUIRE(chosen.engine->add(pair[0].get(), end, chosen.engine->turns.join(1, 1)));
+    for (const bool on : {true, false, true, false, true}) chosen.engine->await_writable(end, on);
+    turn(*chosen.engine);
+    chosen.engine->remove(end);
+    turn(*chosen.engine);
+    pair[0].reset();
+    char byte;
+    CHECK(::recv(pair[1].get(), &byte, 1, MSG_DONTWAIT) == 0);  // end of file: no wait of the kernel's holds the socket
+  }
+}
+
 TEST_CASE("a peer that closes is an edge too, for a port that does not ask for packets") {
   ON_BOTH_ENGINES {
     auto chosen = std::move(*choose_engine(choice));

@@ -448,6 +448,9 @@ TEST_CASE("LIST tells depth, lag, loss, slots and holders, bounded whatever stan
   CHECK(pools[0].bytes == pools[0].control_bytes + 65536);
   auto places = scene.keeper.rows<shmbw_participant_record>(SHMBW_TABLE_PARTICIPANTS);
   REQUIRE(places.size() == 3);
+  shmbw_list wish{};
+  wish.table = SHMBW_TABLE_PARTICIPANTS;
+  CHECK(scene.keeper.list(wish).fixed<shmbw_list_reply>().total_count == 3);
   CHECK(places[1].slots_held == 3);
   CHECK(places[2].slots_held == 1);
   CHECK(places[1].writing == 2);

@@ -780,6 +780,26 @@ TEST_CASE("books that refuse a connection, deadlines of theirs, and the idle end
   }
 }
 
+TEST_CASE("the idle time begins when the last client has left, however long the broker had been idle before it came") {
+  constexpr std::int64_t kIdle = 2'000'000'000;
+  ON_EACH_ENGINE {
+    Config config;
+    config.idle_exit = kIdle;
+    Room room(engine, config);
+    room.books.is_idle = true;
+    room.settle();
+    std::int64_t leaves = 0;
+    {
+      RawClient client = room.connect();
+      REQUIRE(room.until([&] { return room.transport.connections() == 1; }));
+      for (int i = 0; i < 20; ++i) (void)room.transport.turn(10'000'000);
+      leaves = sys::now_boottime();
+    }
+    CHECK(room.transport.run() == Transport::End::idle);
+    CHECK(sys::now_boottime() - leaves >= kIdle);
+  }
+}
+
 TEST_CASE("a transport that has been closed leaves its engine to the next one, also when it goes") {
   ON_EACH_ENGINE {
     const ChosenEngine chosen = std::move(*choose_engine(engine));

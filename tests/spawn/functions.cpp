@@ -389,6 +389,46 @@ void meet_from_threads(int) {
   ranks::barrier();
   if (ranks::add("all", 0) != 80 * ranks::world_size()) throw std::runtime_error("calls were lost");
 }
+// A thread whose word to the supervisor waits behind another thread's gives up at its own deadline.
+bool wait_behind_a_thread(int) {
+  const pid_t supervisor = ::getppid();
+  ::kill(supervisor, SIGSTOP);
+  std::atomic<pid_t> writer = 0;
+  std::thread large([&writer, value = std::string(1 << 20, 'x')] {  // more than the socket has room for
+    writer = ::gettid();
+    ranks::set("large", value);
+  });
+  const auto is_blocked = [&] {
+    char state = 0;
+    std::FILE* const file = std::fopen(("/proc/self/task/" + std::to_string(writer) + "/stat").c_str(), "re");
+    if (file == nullptr) return false;
+    const bool read = std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
+    std::fclose(file);
+    return read && state == 'S';
+  };
+  while (!is_blocked()) pause_ms(1);
+  bool told = false;
+  try {
+    (void)ranks::wait("absent", std::chrono::milliseconds(20));
+  } catch (const std::exception& error) {
+    told = std::string(error.what()).find("another thread's word") != std::string::npos;
+  }
+  ::kill(supervisor, SIGCONT);
+  large.join();
+  return told;
+}
+// Descriptors of this process by which it could watch or signal another one.
+int pidfds_of(int, int pid) {
+  int count = 0;
+  const std::string wanted = "Pid:\t" + std::to_string(pid) + "\n";
+  for (int fd = 0; fd < 1024; ++fd) {
+    std::FILE* const file = std::fopen(("/proc/self/fdinfo/" + std::to_string(fd)).c_str(), "re");
+    if (file == nullptr) continue;
+    for (char line[128]; std::fgets(line, sizeof line, file) != nullptr;) count += line == wanted;
+    std::fclose(file);
+  }
+  return count;
+}
 // The others wait for one that dies or ends; gives what they were told.
 std::string wait_for_gone(int rank, int gone, bool dies, const std::string& how) {
   if (rank == gone) {
@@ -530,6 +570,8 @@ SHMBROKER_SPAWN_FUNCTION("share_regions", share_regions);
 SHMBROKER_SPAWN_FUNCTION("lend_in_vain", lend_in_vain);
 SHMBROKER_SPAWN_FUNCTION("meet_from_threads", meet_from_threads);
 SHMBROKER_SPAWN_FUNCTION("wait_for_gone", wait_for_gone);
+SHMBROKER_SPAWN_FUNCTION("wait_behind_a_thread", wait_behind_a_thread);
+SHMBROKER_SPAWN_FUNCTION("pidfds_of", pidfds_of);
 SHMBROKER_SPAWN_FUNCTION("bounds", bounds);
 SHMBROKER_SPAWN_FUNCTION("preloaded", preloaded);
 SHMBROKER_SPAWN_FUNCTION("start_a_broker", start_a_broker);

@@ -252,7 +252,12 @@ TEST_CASE("92b: a worker that got the reference before the deadline passed gets 
   world.run(3, only_first([] {
               const auto value = remote::remote<int>(remote::at("b").within(2s), "slow_add", 1, 2, 5000);
               const auto there = remote::rpc_async<int>("c", "unwrap", value);
-              EXPECT(has(thrown([&] { (void)there.wait(); }), "timed out"));
+              const auto at_owner = remote::rpc_async<int>("b", "unwrap", value);
+              for (const auto* one : {&there, &at_owner}) {
+                const std::string why = thrown([&] { (void)one->wait(); });
+                EXPECT(has(why, "RRef creation of "));
+                EXPECT(has(why, "timed out"));
+              }
               EXPECT(has(thrown([&] { (void)value.to_here(); }), "timed out"));
             }));
 }

@@ -246,6 +246,22 @@ TEST_CASE("an exception of a forked rank through the C entry ends that rank, and
   CHECK(witness.all_gone());
 }
 
+TEST_CASE("the failure of ranks whose supervisor was killed names the supervisor") {
+  auto parent = harness::Child::run([] {
+    auto started = try_start_processes("spin", ranks_of(StartMethod::spawn, 2, false));
+    const pid_t supervisor = only_child(only_child(::getpid()));
+    if (!started || supervisor <= 0) return 2;
+    ::kill(supervisor, SIGKILL);
+    try {
+      (void)started->join();
+    } catch (const ProcessException& lost) {
+      return lost.failure().kind == FailureKind::supervisor_lost && lost.failure().pid == supervisor ? 0 : 1;
+    }
+    return 3;
+  });
+  CHECK(parent.wait() == 0);
+}
+
 // Whether the second one had begun to end the tree before its own death cannot be told from here, and need not.
 TEST_CASE(
     "guard and supervisor killed at once: the ranks end by their parent-death signal, and the parent hears of it") {

@@ -397,6 +397,20 @@ TEST_CASE("barrier, broadcast, all-gather and the store, for every start method 
   }
 }
 
+TEST_CASE(
+    "a thread of a rank gives up at its deadline where the supervisor takes no word and another thread waits already") {
+  auto context = spawn("wait_behind_a_thread", ranks_of(StartMethod::spawn, 1));
+  CHECK(context.result<bool>(0));
+}
+
+TEST_CASE("a rank has no descriptor of the process that spawned it") {
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    auto context = spawn("pidfds_of", ranks_of(method, 2), static_cast<int>(::getpid()));
+    for (int rank = 0; rank < 2; ++rank) CHECK(context.result<int>(rank) == 0);
+  }
+}
+
 TEST_CASE("a region is handed to all ranks by broadcast of a ticket") {
   harness::BrokerFixture broker;
   REQUIRE(broker.running());
