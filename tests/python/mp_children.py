@@ -76,13 +76,6 @@ def put_numbers(queue, start, count):
         queue.put(number)
 
 
-def watch_size(queue, told, seconds):
-    most, end = 0, time.monotonic() + seconds
-    while time.monotonic() < end:
-        most = max(most, queue.qsize())
-    told.put(most)
-
-
 def make_queue(told):
     """A child's own queue is in its parent's group."""
     from shmbroker import mp
