@@ -5,9 +5,8 @@ import gc
 import os
 import random
 import time
-from queue import Empty
 
-from torch_world import fork, installed, start, until, used  # noqa: F401
+from torch_world import fork, installed, start, torch, until, used  # noqa: F401
 
 import torch_children as children
 
@@ -17,33 +16,25 @@ KILLS = int(os.environ.get("SHMBROKER_KILLS", "30"))
 def test_random_kills_of_producers_and_consumers_leave_nothing(fork):
     gc.collect()
     before = used()
-    queue, told = fork.Queue(16), fork.Queue()
-    producers = [start(fork, children.produce_for_ever, queue, number) for number in range(3)]
-    consumers = [start(fork, children.consume_for_ever, queue, told) for _ in range(3)]
+    queue, counts = fork.Queue(16), torch.zeros(3, dtype=torch.int64).share_memory_()
+    roles = [(children.produce_for_ever, (queue, number)) for number in range(3)]
+    roles += [(children.consume_for_ever, (queue, counts, number)) for number in range(3)]
+    running = [start(fork, target, *args) for target, args in roles]
     dice = random.Random(17)
-    arrived = 0
     for _ in range(KILLS):
         time.sleep(dice.uniform(0.01, 0.1))
-        some, target, args = dice.choice([(producers, children.produce_for_ever, (queue, 9)),
-                                          (consumers, children.consume_for_ever, (queue, told))])
-        number = dice.randrange(len(some))
-        some[number].kill()
-        some[number].join()
-        assert some[number].exitcode == -9, "it failed before it was killed"
-        some[number] = start(fork, target, *args)
-        while True:
-            try:
-                arrived += told.get(timeout=0)
-            except Empty:
-                break
-    told.get(timeout=60)  # the last ones work
-    for one in producers + consumers:
+        number = dice.randrange(6)
+        running[number].kill()
+        running[number].join()
+        assert running[number].exitcode == -9, "it failed before it was killed"
+        running[number] = start(fork, roles[number][0], *roles[number][1])
+    arrived = counts.clone()
+    assert until(lambda: (counts > arrived).all(), 60), "the last ones do not work"
+    for one in running:
         one.kill()
         one.join()
         assert one.exitcode == -9
-    assert arrived > 0
     queue.close()
-    told.close()
-    del queue, told, args, target, some, producers, consumers
+    del queue, counts, roles
     gc.collect()
     assert until(lambda: used()[1] <= before[1], 30), (before, used())

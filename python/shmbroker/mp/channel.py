@@ -86,7 +86,7 @@ class Channel:
                 try:
                     self._queue = self._handle(self._role)
                 except errors.OutOfShared as error:
-                    if error.slot != "lanes" or self._role != "both":
+                    if "lane" not in error.slot or self._role != "both":
                         raise
                     # The dead have left messages in all lanes. They are there to be read, and then there is room again.
                     self._queue = self._handle("reader")
@@ -119,7 +119,7 @@ class Channel:
                         self._out = self._handle("writer")
                     return self._out
                 except errors.OutOfShared as error:
-                    if error.slot != "lanes" or time.monotonic() > end:
+                    if "lane" not in error.slot or time.monotonic() > end:
                         raise
             time.sleep(_REST)
 

@@ -33,7 +33,9 @@ class Room:
 
     def fork(self) -> None:
         self._threads = threading.Lock()
-        self._hints: Any = None
+        self._hints: Any = None  # where this process hears of room, and where it tells of it: each has its own end
+        self._voice: Any = None
+        self._silent_until = 0.0
 
     def __getstate__(self) -> Any:
         return self._maxsize, context.reduction.DupFd(self._file)
@@ -50,12 +52,25 @@ class Room:
         except (AttributeError, OSError):
             pass
 
+    @staticmethod
+    def _end(channel: Channel, role: str) -> Any:
+        return channel.pool.queue("room", kind="mpmc", role=role, cells=16, inline_bytes=56)
+
     def _open(self, channel: Channel) -> Any:
         if self._hints is None:
             with self._threads:
                 if self._hints is None:
-                    self._hints = channel.pool.queue("room", kind="mpmc", role="both", cells=16, inline_bytes=56)
+                    self._hints = self._end(channel, "reader")
+                    os.pwrite(self._file, b"1", 0)
         return self._hints
+
+    def _hear(self) -> None:
+        """Takes what was told. A look that finds nothing gives back the lanes of dead consumers."""
+        try:
+            while True:
+                self._hints.receive_bytes(0)
+        except (errors.Empty, errors.PeerGone):
+            pass
 
     def full(self, channel: Channel, unsent: int) -> bool:
         return channel.depth() + unsent >= self._maxsize
@@ -90,6 +105,8 @@ class Room:
 
     def send(self, channel: Channel, parts: Any, unsent: Any, block: bool, timeout: float | None) -> None:
         """Raises queue.Full where there is no room in time."""
+        if self._hints is not None:
+            self._hear()
         if self._try(channel, parts, unsent):
             return
         end = None if timeout is None else time.monotonic() + timeout
@@ -97,11 +114,7 @@ class Room:
         while True:
             if not block or end is not None and time.monotonic() >= end:
                 raise Full
-            try:
-                while True:
-                    hints.receive_bytes(0)  # told before this look
-            except (errors.Empty, errors.PeerGone):
-                pass
+            self._hear()  # what was told before this look
             if self._try(channel, parts, unsent):
                 return
             try:
@@ -110,8 +123,19 @@ class Room:
                 pass
 
     def tell(self, channel: Channel) -> None:
-        """A message was taken."""
+        """A message was taken. Nobody is told before a producer has waited, so that consumers which are killed leave no
+        lane that nobody reads."""
+        if self._voice is None:
+            if not os.pread(self._file, 1, 0) or time.monotonic() < self._silent_until:
+                return
+            with self._threads:
+                try:
+                    if self._voice is None:
+                        self._voice = self._end(channel, "writer")
+                except errors.OutOfShared:  # no lane is free: those who wait look by themselves
+                    self._silent_until = time.monotonic() + LOOK
+                    return
         try:
-            self._open(channel).send(b"", 0)
+            self._voice.send(b"", 0)
         except (errors.Full, errors.PeerGone):
             pass  # there are hints enough
