@@ -138,7 +138,8 @@ TEST_CASE("the forbidden calls are refused by the list alone: without it each ha
   auto child = harness::Child::run_as(65534, 65534, [] {
     int same = 0;
     for (const Forbidden& call : forbidden())
-      if (std::string_view(call.name).find("clone") == std::string_view::npos && make(call) == -1 && errno == EPERM) ++same;
+      if (std::string_view(call.name).find("clone") == std::string_view::npos && make(call) == -1 && errno == EPERM)
+        ++same;
     return same;
   });
   CHECK(child.wait() <= 4);  // of an ordinary user: what only root may do
