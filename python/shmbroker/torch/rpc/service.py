@@ -30,10 +30,8 @@ def _run(request: _core.RemoteRequest, content: Any) -> None:
     function, args, kwargs = message.unpack(content)
     if isinstance(function, str):
         function = getattr(RRef.adopt(content[2][0]).local_value(), function)
-    result = function(*args, **kwargs)
-    if not hasattr(function, "_wrapped_async_rpc_function"):
-        return _answer(request, result, False)
-    _answer_later(request, result, False)
+    answer = _answer_later if hasattr(function, "_wrapped_async_rpc_function") else _answer
+    answer(request, function(*args, **kwargs), False)
 
 
 def _run_plain(request: _core.RemoteRequest, content: Any) -> None:
@@ -68,10 +66,11 @@ def _answer_later(request: _core.RemoteRequest, result: Any, is_plain: bool) -> 
 
 
 def _answer(request: _core.RemoteRequest, result: Any, is_plain: bool) -> None:
-    if request.kind == _core.REQUEST_CREATE:
-        request.answer_object(Value(result, is_plain), type_name(result))
-    else:
-        _send(request, result, is_plain, None)
+    if request.kind != _core.REQUEST_CREATE:
+        return _send(request, result, is_plain, None)
+    kept, kind = Value(result, is_plain), type_name(result)
+    del result  # the asker is faster than the end of this frame, and a value that is held elsewhere has no snapshot
+    request.answer_object(kept, kind)
 
 
 def _answer_fetch(request: _core.RemoteRequest, kept: Value) -> None:
@@ -85,6 +84,7 @@ def _send(request: _core.RemoteRequest, result: Any, is_plain: bool, snapshot: m
         packed = plain.Packer(world, reference_in).pack(result).payload()
     else:
         packed = message.pack(world, result, None, snapshot)
+    del result  # before the next fetch comes
     try:
         request.answer(*packed)
     except errors.Error:
