@@ -3,7 +3,7 @@
 // close-on-exec and few; a forked child has a session of its own; no system call on the data path.
 //
 // To see it fail: in client/region/create.cpp, finish_create, keep the descriptor by (void)fd.release() before
-//   return std::make_shared<Region>(session, facts, std::move(*mapping), Fd());
+//   return std::make_shared<Region>(session, facts, std::move(mapping), Fd(), KeptDescriptor::of(std::move(fd)));
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
