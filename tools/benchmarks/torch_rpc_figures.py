@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""shmbroker.torch.rpc beside torch.distributed.rpc: the same calls between the same two processes, in turn.
+"""shmbroker.torch.rpc beside torch.distributed.rpc: the same calls between two processes of each, in turn.
 
 usage: PYTHONPATH=BUILD/python SHMBROKER_DAEMON=BUILD/daemon/shmbrokerd torch_rpc_figures.py [ROUNDS]
-One line for each figure: medians of all rounds in microseconds, and the ratio of the medians. Exit status 77 where torch
-is not installed.
+One line for each figure: medians of all rounds in microseconds, and the ratio of the medians. Each round starts two
+processes for either module, because the threads of torch's transport look for messages without a pause and would take
+time from the other one. Exit status 77 where torch is not installed.
 """
+import importlib
+import json
 import os
 import statistics
 import subprocess
@@ -13,12 +16,13 @@ import sys
 import tempfile
 import time
 
+MODULES = {"ours": "shmbroker.torch.rpc", "torch": "torch.distributed.rpc"}
+COUNTS = {"rpc_sync 4 KiB": 500, "to_here 64 MiB": 15}
+
 try:
     import torch
-    import torch.distributed.rpc as stock
 except ImportError:
     sys.exit(77)
-import shmbroker.torch.rpc as ours
 
 
 def give_back(value):
@@ -38,33 +42,30 @@ def times(what, count):
     return each
 
 
-def work(rank, meeting, rounds):
-    stock.init_rpc(f"w{rank}", rank=rank, world_size=2,
-                   rpc_backend_options=stock.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}"))
-    ours.init_rpc(f"w{rank}", rank=rank, world_size=2,
-                  rpc_backend_options=ours.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}-ours"))
+def work(rank, module, meeting):
+    rpc = importlib.import_module(module)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}")
+    rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)
     if rank == 0:
-        measure(rounds)
-    ours.shutdown()
-    stock.shutdown()
+        small = torch.ones(4096, dtype=torch.uint8)
+        large = rpc.remote("w1", make, args=(64 << 20,))
+        calls = [lambda: rpc.rpc_sync("w1", give_back, args=(small,)), large.to_here]
+        for name, call in zip(COUNTS, calls):
+            times(call, 2)
+            print(json.dumps([name, times(call, COUNTS[name])]), flush=True)
+    rpc.shutdown()
 
 
-def measure(rounds):
-    small = torch.ones(4096, dtype=torch.uint8)
-    large = {rpc: rpc.remote("w1", make, args=(64 << 20,)) for rpc in (stock, ours)}
-    figures = {
-        "rpc_sync 4 KiB": (lambda rpc: lambda: rpc.rpc_sync("w1", give_back, args=(small,)), 200),
-        "to_here 64 MiB": (lambda rpc: large[rpc].to_here, 5),
-    }
-    for name, (call, count) in figures.items():
-        seen = {stock: [], ours: []}
-        for rpc in seen:
-            times(call(rpc), 2)
-        for _ in range(rounds):
-            for rpc in seen:
-                seen[rpc] += times(call(rpc), count)
-        a, b = statistics.median(seen[ours]), statistics.median(seen[stock])
-        print(f"{name}: ours {a:.0f} us, torch {b:.0f} us, ratio {a / b:.4f} (1/{b / a:.1f})", flush=True)
+def measure(module, folder, number):
+    here = os.path.dirname(os.path.abspath(__file__))
+    variables = dict(os.environ, PYTHONPATH=os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+    meeting = os.path.join(folder, f"{module}-{number}")
+    workers = [subprocess.Popen([sys.executable, __file__, str(rank), module, meeting], env=variables, text=True,
+                                stdout=subprocess.PIPE) for rank in range(2)]
+    told = [worker.communicate()[0] for worker in workers]
+    if any(worker.returncode != 0 for worker in workers):
+        sys.exit(1)
+    return [json.loads(line) for line in told[0].splitlines()]
 
 
 def main():
@@ -72,15 +73,18 @@ def main():
         # Functions are sent under the name of the module.
         import torch_rpc_figures
 
-        torch_rpc_figures.work(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+        torch_rpc_figures.work(int(sys.argv[1]), sys.argv[2], sys.argv[3])
         return
-    rounds = sys.argv[1] if len(sys.argv) > 1 else "7"
-    here = os.path.dirname(os.path.abspath(__file__))
-    variables = dict(os.environ, PYTHONPATH=os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    seen = {name: {side: [] for side in MODULES} for name in COUNTS}
     with tempfile.TemporaryDirectory() as folder:
-        workers = [subprocess.Popen([sys.executable, __file__, str(rank), os.path.join(folder, "meeting"), rounds],
-                                    env=variables) for rank in range(2)]
-        sys.exit(max(worker.wait() for worker in workers))
+        for number in range(rounds):
+            for side, module in MODULES.items():
+                for name, each in measure(module, folder, number):
+                    seen[name][side] += each
+    for name, sides in seen.items():
+        ours, stock = statistics.median(sides["ours"]), statistics.median(sides["torch"])
+        print(f"{name}: ours {ours:.0f} us, torch {stock:.0f} us, ratio {ours / stock:.4f} (1/{stock / ours:.1f})")
 
 
 if __name__ == "__main__":
