@@ -54,6 +54,11 @@ void until_word() {
   EXPECT(word_is(1, 1));
 }
 
+int value_of_word() {
+  until_word();
+  return 7;
+}
+
 // Whether this process can have another descriptor.
 void allow_descriptors(bool on) {
   static rlimit old{};
@@ -90,6 +95,7 @@ SHMBROKER_REMOTE_FUNCTION("sum_of_bytes", sum_of_bytes);
 SHMBROKER_REMOTE_FUNCTION("late_own", late_own);
 SHMBROKER_REMOTE_FUNCTION("allow_descriptors", allow_descriptors);
 SHMBROKER_REMOTE_FUNCTION("until_word", until_word);
+SHMBROKER_REMOTE_FUNCTION("value_of_word", value_of_word);
 SHMBROKER_REMOTE_CLASS("Lasting", Lasting, int);
 SHMBROKER_REMOTE_METHOD("Lasting.use", &Lasting::use);
 
@@ -271,6 +277,30 @@ TEST_CASE("An object that a call uses beyond the deadline of its worker's shutdo
     EXPECT(word_is(3, 1));
   });
   CHECK(statuses == std::vector<int>{0, 0});
+}
+
+TEST_CASE("An owner forgets requests for a value that is not there yet when their deadlines have passed") {
+  World world;
+  world.run(
+      2,
+      [](int rank) {
+        if (rank == 1) {
+          EXPECT(word_is(4, 1));
+          EXPECT(remote::counters().waiting <= 1);  // each new one sweeps out those before it
+          words().numbers[1] = 1;
+          return;
+        }
+        const auto value = remote::remote<int>(remote::at("b").within(60s), "value_of_word");
+        EXPECT(word_is(2, 1));
+        for (int i = 0; i < 5; ++i) {
+          Status status{};
+          (void)thrown([&] { (void)value.to_here(30ms); }, &status);
+          EXPECT(status == Status::deadline);
+        }
+        words().numbers[4] = 1;
+        EXPECT(value.to_here() == 7);
+      },
+      2);
 }
 
 TEST_CASE("Behind a worker whose threads are busy 65,536 calls wait, and further ones fail at once") {
