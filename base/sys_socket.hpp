@@ -58,7 +58,7 @@ Sys<void> send(int fd, std::span<const std::byte> head, std::span<const std::byt
 // a stream pair. Only sockets are asked. A file behind it is not, so the peer that serves it cannot block the
 // caller.
 bool is_pair_end(int fd);
-// What a socket is that another program made. ENOTSOCK: it is none.
+// The properties of a socket that another program made. ENOTSOCK: it is none.
 struct SocketFacts {
   int domain = 0, type = 0;
   bool listening = false;

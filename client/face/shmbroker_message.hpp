@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels through queues, in C++: slots, the parts of a message to send, and received messages.
+// The contents of queues, in C++: slots, the parts of a message to send, and received messages.
 // shmbroker_pool.hpp includes this file. C++20, libc and std only.
 #if __cplusplus < 202002L
 #error "shmbroker/shmbroker_message.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker.h)"
@@ -128,7 +128,7 @@ class Part {
   shmb_part part_{};
 };
 
-/// What a message of several parts carries besides them. `type` is a number for the receiver.
+/// The facts that a message of several parts carries besides them. `type` is a number for the receiver.
 struct SendOptions {
   std::uint64_t type = 0;
   Timeout lifetime{};  // of the message, in queues that are `expiring`; default: forever

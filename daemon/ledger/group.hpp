@@ -30,7 +30,7 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   bool kept() const { return ended_at != 0 && !closed; }
   std::uint32_t heirs() const;
   std::uint64_t configured(Resource resource) const;  // by the file, whatever was asked for this group
-  // What was asked for this group outlives a reload of the configuration. Its owner may ask for at most what is
+  // A limit that was asked for this group outlives a reload of the configuration. Its owner may ask for at most what is
   // configured, at any time; an administrator for any limit.
   void apply_limits();
   std::int64_t freed_at(const Region& region) const {

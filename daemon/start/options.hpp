@@ -12,7 +12,7 @@
 
 namespace shmb::daemon {
 
-// What the command line says. It overrides the file, whenever that is read.
+// The options of the command line. They override the file, whenever that is read.
 struct Given {
   std::optional<std::string> file, directory, user;
   std::optional<EngineChoice> engine;

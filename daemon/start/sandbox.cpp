@@ -27,7 +27,7 @@
 namespace shmb::daemon {
 namespace {
 
-// Whatever their arguments.
+// Allowed with any arguments.
 constexpr int kAlways[] = {
     // packets and descriptors
     SCMP_SYS(accept4), SCMP_SYS(recvmsg), SCMP_SYS(sendmsg), SCMP_SYS(shutdown), SCMP_SYS(getsockopt),

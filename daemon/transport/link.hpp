@@ -114,7 +114,7 @@ class BrokerEvents {
   // user's share or the table has no room for them, and they are not counted.
   virtual bool keep_waiting(std::uint32_t, std::size_t) { return true; }
   virtual void waited(std::uint32_t, std::size_t) {}
-  // New limits apply at once. What is used beyond them stays: nothing is freed, and no more is given.
+  // New limits apply at once. Use beyond them stays: nothing is freed, and no more is given.
   virtual void set_limits(const Limits&) {}
   virtual int wake_fd() const = 0;  // readable when a helper thread has finished something
   virtual void woken() = 0;

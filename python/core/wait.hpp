@@ -56,7 +56,7 @@ void close_handle(Object* object) {
 inline constexpr int kRaised = -1;  // beside the statuses of the library: a Python exception is set
 
 std::int64_t now();
-// What is left of a wait that began at `start`.
+// The rest of a wait that began at `start`.
 std::int64_t left_of(std::int64_t wait, std::int64_t start);
 // Runs handlers of signals. False: an exception is set, theirs or, in a child that one of them forked, forked.
 bool run_handlers(std::uint32_t forks_before);

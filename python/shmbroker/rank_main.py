@@ -35,7 +35,7 @@ def depart(fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, method: s
     lend, modules = _lend_once(nprocs), set[str]()
     try:
         with departure:
-            # A reducer may count on one receiver for each pickle, as those of torch do. What is equal is kept once.
+            # A reducer may count on one receiver for each pickle, as those of torch do. Equal pickles are kept once.
             calls: list[tuple[bytes, bytes]] = []
             whose: list[int] = []
             for _ in range(nprocs if like_process else 1):

@@ -228,7 +228,7 @@ TEST_CASE("a signal ends every call to a stopped broker, and what is granted lat
     const harness::Stopped stopped(broker.pid());
     check_all(calls);
   }
-  // Whoever asks next takes in the late replies. Then what they granted goes back.
+  // The next caller takes in the late replies. Then what they granted goes back.
   REQUIRE(shmb_ping(s, 0, nullptr) == SHMB_OK);
   REQUIRE(shmb_ping(s, 0, nullptr) == SHMB_OK);
   for (int i = 0; i < 10'000 && books() != before; ++i, ::usleep(1000)) REQUIRE(shmb_ping(s, 0, nullptr) == SHMB_OK);

@@ -37,7 +37,7 @@ SHMBROKER_REMOTE_FUNCTION("grow", grow);
 void refuse(const std::string& text) { throw std::invalid_argument(text); }
 SHMBROKER_REMOTE_FUNCTION("refuse", refuse);
 
-// What it calls at a worker of Python.
+// The functions that it calls at a worker of Python.
 std::vector<std::string> call_python(const std::string& worker) {
   std::vector<std::string> told;
   const auto doubled = remote::rpc_sync<std::vector<std::string>>(worker, "double", std::string("x"));

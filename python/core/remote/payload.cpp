@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What workers send each other, on its way into the library and out of it.
+// The messages that workers send each other, on their way into the library and out of it.
 #include "python/core/remote/remote.hpp"
 #include "python/core/spawn.hpp"
 

@@ -2,8 +2,8 @@
 // A world of workers for Python, over shmbroker_remote.h. The functions take positions only and nanoseconds, because
 // only the package calls them (shmbroker/torch/rpc).
 //
-// What arrives is taken out of the library at once: its bytes as a bytearray, its regions and references as objects. So
-// no buffer in the interpreter depends on a request that is answered already, or on a future that has gone.
+// An arriving message is taken out of the library at once: its bytes as a bytearray, its regions and references as
+// objects. So no buffer in the interpreter depends on a request that is answered already, or on a future that has gone.
 // Nothing here calls the library with the GIL where the library may wait or may call Python.
 #pragma once
 
@@ -59,7 +59,7 @@ class Locked {
   PyGILState_STATE state_;
 };
 
-// What is to be sent: a buffer or None, and two sequences of regions and references. Their handles stay open meanwhile.
+// A message to send: a buffer or None, and two sequences of regions and references. Their handles stay open meanwhile.
 class Payload {
  public:
   Payload(PyObject* data, PyObject* regions, PyObject* references);

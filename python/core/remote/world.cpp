@@ -14,7 +14,7 @@ World* open_world(PyObject* self) {
   return raise(SHMB_E_CLOSED, "this worker has not joined its world yet, or has left it");
 }
 
-// Any thread of the library. What the handler raises has no caller: it answers its requests itself.
+// Any thread of the library. An exception of the handler has no caller: it answers its requests itself.
 void serve(void* context, shmb_request* handle) {
   const Locked locked;
   auto* const world = static_cast<World*>(context);

@@ -181,7 +181,7 @@ class Channel:
         return (self._queue or self.open()).info().depth
 
     def close(self) -> None:
-        """Leaves. What was sent stays for the others."""
+        """Leaves. Sent messages stay for the others."""
         with self._lock:
             queue, out, self._queue, self._out = self._queue, self._out, None, None
             for one in queue, out:

@@ -113,7 +113,7 @@ def check(address: Address) -> None:
 
 
 def new_region(size: int) -> _core.Region:
-    """Memory for one hand-over. What was written there before is still in it."""
+    """Memory for one hand-over. It still has its earlier contents."""
     session, _ = home(ask=False)
     return session.create(size, many_writers=True, uninitialised=True)
 

@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
 
 
 class WorkerDied(ProcessError):
-    """The worker process ended while it ran the task. What the task had done by then is not known."""
+    """The worker process ended while it ran the task. Nobody knows how far the task had come."""
 
     def __init__(self, pid: int | None, exitcode: int | None) -> None:
         super().__init__(pid, exitcode)

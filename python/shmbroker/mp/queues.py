@@ -116,7 +116,7 @@ class Queue:
         self.put(obj, False)
 
     def close(self) -> None:
-        """No more puts and gets of this process. What is unsent is sent first."""
+        """No more puts and gets of this process. Unsent items are sent first."""
         if not self._closed:
             self._closed = True
             self._unsent.close(self._leave)

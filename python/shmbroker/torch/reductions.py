@@ -51,7 +51,7 @@ def reduce_storage(storage: Any) -> Any:
     attached = pickling.work.attached
     if attached is None or region.session is not pickling.work.session:
         return rebuild_from_ticket, (place.address(), bytes(_ticket(region)), tuple(region.id), size)
-    # Who only reads the part needs no new mapping for one that comes again. The receiver maps it for writing once.
+    # A part that is only read needs no new mapping when it comes again. The receiver maps it for writing once.
     attached.append(_core.Part(region, write=size >= _storage.LARGE))
     return rebuild_from_part, (len(attached), tuple(region.id))
 

@@ -121,7 +121,7 @@ def layout() -> Layout:
 
 
 def new_region(size: int) -> _core.Region:
-    """Memory for one storage. What was written there before is still in it."""
+    """Memory for one storage. It still has its earlier contents."""
     session, _ = place.home(ask=False)
     if size >= LARGE:
         message.let_go()

@@ -2,7 +2,7 @@
 """Exceptions on their way between workers.
 
 A function's exception is raised again at the caller, with its type where the caller has that, with the worker and the
-traceback in its text, as torch.distributed.rpc does it. What the broker reports is a RuntimeError, as in torch, and
+traceback in its text, as torch.distributed.rpc does it. An error of the broker is a RuntimeError, as in torch, and
 keeps the status of the broker.
 """
 from __future__ import annotations

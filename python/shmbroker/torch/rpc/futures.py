@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of a call as torch's Future. Who waits for it serves in the library meanwhile, so a function that waits
+"""The outcome of a call as torch's Future. A waiting thread serves in the library meanwhile, so a function that waits
 for another call takes no thread away from this worker."""
 from __future__ import annotations
 
