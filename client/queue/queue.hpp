@@ -221,7 +221,6 @@ class Queue {
   Result<Delivery> deliver(Message& message, bool keep);
   void lend(Message& message);
   bool empty_at_once(Message& message);
-  Delivery deliver_denied(Message& message, In& in, shmbw_region_ref region, const Error& why, bool keep);
   Result<Delivery> deliver_list(Message& message, In& in, bool keep);
   bool keep_slot(Message::Part& part, In& in);
   void attach_parts(Message& message, const Error* unanswered);

@@ -16,7 +16,8 @@ namespace {
 
 constexpr unsigned kOverruns = 64;  // overwritten messages before a receive looks at the clock
 
-// The lane holds what its messages name. A sender that names anything else breaks the rules.
+// The lane holds what its messages name, and the region of a list belongs to the pool's group. A sender that names
+// anything else breaks the rules.
 bool never_held(const Error& error) {
   return error.status == Status::not_found || error.status == Status::stale || error.status == Status::invalid;
 }
@@ -622,30 +623,6 @@ void Queue::attach_parts(Message& message, const Error* unanswered) {
   attach_wanted(message, unanswered, too_much);
 }
 
-// A list in a region that this process may not attach. Its sender did nothing wrong, so the message arrives without its
-// contents.
-Queue::Delivery Queue::deliver_denied(Message& message, In& in, shmbw_region_ref region, const Error& why, bool keep) {
-  if (!in.it->confirm()) {
-    pending_ = nullptr;
-    return Delivery::lost;
-  }
-  Message::Part& part = message.add();
-  part.kind = PartKind::region;
-  part.region = region;
-  part.failure = why;
-  part.status = why.status;
-  pending_ = nullptr;
-  message.pool_ = pool_;
-  if (keep) {
-    done(in, received_.position);
-    return Delivery::delivered;
-  }
-  lend(message);
-  borrowed_in_ = &in;
-  borrowed_position_ = received_.position;
-  return Delivery::delivered;
-}
-
 Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep) {
   const LaneReceiver::Received& got = received_;
   const bool overwritten = (flags_ & pool::kQueueDropOldest) != 0;
@@ -677,11 +654,8 @@ Result<Queue::Delivery> Queue::deliver_list(Message& message, In& in, bool keep)
     } else {
       AttachItem item;
       item.target = Target::with_id({handle.region, handle.generation, 0});
-      // A writer's rights: a read-only grant would close writing, and only this message uses the region.
-      item.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE;
+      item.rights = SHMBW_RIGHT_MAP_READ;
       auto region = attach_region(pool_->session(), item, spec_.timeout);
-      if (!region && region.error().status == Status::denied)
-        return deliver_denied(message, in, {handle.region, handle.generation, 0}, region.error(), keep);
       if (!region && !overwritten && !never_held(region.error()))
         return std::unexpected(region.error());  // not taken: the receive can be repeated
       if (!region || handle.offset > (*region)->length() || handle.length > (*region)->length() - handle.offset) {

@@ -434,6 +434,44 @@ TEST_CASE("a region that the lane does not hold is an error of that part, or of 
   CHECK(in->receive(message, false, kNoWait));
 }
 
+TEST_CASE("a list in a region that is closed for writing arrives, and later messages of its lane do too") {
+  const harness::BrokerFixture broker;
+  auto pool = small_pool_on(session_on(broker));
+  auto vandal = beside(broker, pool);
+  auto in = end_of(pool, "q", Kind::mpmc, true);
+  auto out = end_of(vandal, "q", Kind::mpmc, false);
+  CreateItem item;
+  item.length = 4096;
+  item.group = pool->group();
+  auto region = must(create_region(vandal->session(), item));
+  const ListHeader header{1, 0, 7};
+  std::memcpy(region->data(), &header, sizeof header);
+  ListEntry entry{};
+  entry.kind_rights = static_cast<std::uint32_t>(PartKind::bytes);
+  entry.offset = 100;
+  entry.length = 5;
+  std::memcpy(region->data() + sizeof header, &entry, sizeof entry);
+  std::memcpy(region->data() + 100, "hello", 5);
+  REQUIRE(region->publish(Deadline::after(0)));
+  pool::Handle handle{};
+  handle.slot = pool::kNone;
+  handle.region = region->ref().id;
+  handle.generation = region->ref().generation;
+  handle.length = 4096;
+  handle.parts = 1;
+  RawLane::of(vandal).publish(pool::kTagListInRegion, bytes_of(handle));
+  Message message;
+  REQUIRE(in->receive(message, false, kNoWait));
+  CHECK(message.type() == 7);
+  REQUIRE(message.count() == 1);
+  CHECK(std::memcmp(message.part(0).data, "hello", 5) == 0);
+  REQUIRE(message.done());
+  auto honest = beside(broker, pool);
+  auto good = end_of(honest, "q", Kind::mpmc, false);
+  REQUIRE(good->send(bytes_of(handle), kNoWait));
+  CHECK(in->receive(message, false, kNoWait));
+}
+
 TEST_CASE("a list that changes while it is read is read once, and reaches beyond nothing") {
   const harness::BrokerFixture broker;
   auto pool = small_pool_on(session_on(broker));
