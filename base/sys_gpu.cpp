@@ -25,6 +25,7 @@ using fault::Call;
 namespace {
 
 constexpr unsigned kMajor = 195, kModesetMinor = 254, kControlMinor = 255;  // of Documentation/admin-guide/devices.txt
+constexpr std::uint32_t kMostMinors = 64;                                   // looked for without /proc
 
 #ifdef SHMB_TEST_SEAM
 GpuFile fake_file(int fd) {
@@ -40,14 +41,19 @@ GpuFile fake_file(int fd) {
   std::from_chars(link.data() + node.size(), link.data() + link.size(), found.minor);
   return found;
 }
-std::string information_path(const std::string& pci) {
+std::string driver_folder() {
   const std::string root = fault::gpu_root();
-  return (root.empty() ? "/proc/driver/nvidia" : root) + "/gpus/" + pci + "/information";
+  return root.empty() ? "/proc/driver/nvidia" : root;
 }
 #else
 GpuFile fake_file(int) { return {}; }
-std::string information_path(const std::string& pci) { return "/proc/driver/nvidia/gpus/" + pci + "/information"; }
+std::string driver_folder() { return "/proc/driver/nvidia"; }
 #endif
+
+bool exists(const std::string& path) {
+  struct statx facts{};
+  return call(Call::fstat, [&] { return ::statx(AT_FDCWD, path.c_str(), 0, STATX_TYPE, &facts); }).has_value();
+}
 
 // The folder names below /proc/driver/nvidia/gpus: lower case, a domain of four digits. Empty: no PCI address.
 std::string folder_of(std::string_view pci) {
@@ -102,30 +108,67 @@ Sys<GpuFile> gpu_file(int fd) {
   return GpuFile{GpuKind::node, facts.stx_rdev_minor};
 }
 
+namespace {
+
+Sys<int> status_flags(int fd) {
+  return call(Call::dup, [&] { return ::fcntl(fd, F_GETFL); });
+}
+
+// Status flags belong to the open file. None of the three calls can block, and who holds the file too can only make its
+// own answer wrong.
+Sys<bool> same_by_flags(int one, int other) {
+  SHMB_TRY(before, status_flags(one));
+  SHMB_TRY(unchanged, status_flags(other));
+  if (((before ^ unchanged) & O_NONBLOCK) != 0) return false;
+  SHMB_TRY_VOID(call_void(Call::dup, [&] { return ::fcntl(one, F_SETFL, before ^ O_NONBLOCK); }));
+  const auto changed = status_flags(other);
+  SHMB_TRY_VOID(call_void(Call::dup, [&] { return ::fcntl(one, F_SETFL, before); }));
+  if (!changed) return std::unexpected(changed.error());
+  return ((*changed ^ unchanged) & O_NONBLOCK) != 0;
+}
+
+}  // namespace
+
 Sys<bool> same_open_file(int one, int other) {
   if (!fault::pretends_before(6, 10)) {
     auto same = call(Call::dup, [&] { return ::fcntl(one, F_DUPFD_QUERY, other); });
     if (same) return *same == 1;
-    if (same.error().value != EINVAL) return std::unexpected(same.error());
+    if (same.error().value == EBADF) return std::unexpected(same.error());
   }
   const pid_t self = ::getpid();
-  SHMB_TRY(compared, call(Call::kcmp, [&] {
-             return ::syscall(SYS_kcmp, self, self, KCMP_FILE, static_cast<unsigned long>(one),
-                              static_cast<unsigned long>(other));
-           }));
-  return compared == 0;
+  auto compared = call(Call::kcmp, [&] {
+    return ::syscall(SYS_kcmp, self, self, KCMP_FILE, static_cast<unsigned long>(one),
+                     static_cast<unsigned long>(other));
+  });
+  return compared ? Sys<bool>(*compared == 0) : same_by_flags(one, other);
 }
 
 Sys<GpuInformation> gpu_information(std::string_view pci) {
   const std::string folder = folder_of(pci);
   if (folder.empty()) return sys_error(EINVAL);
-  SHMB_TRY(text, read_file(information_path(folder).c_str()));
+  SHMB_TRY(text, read_file((driver_folder() + "/gpus/" + folder + "/information").c_str()));
   GpuInformation out;
   const std::string_view minor = line_of(text, "Device Minor:");
   auto [end, failure] = std::from_chars(minor.data(), minor.data() + minor.size(), out.minor);
   if (failure != std::errc() || out.minor >= kModesetMinor || !read_uuid(line_of(text, "GPU UUID:"), out.uuid))
     return sys_error(EPROTO);
   return out;
+}
+
+bool gpus_hidden_in_proc() { return exists(driver_folder()) && !exists(driver_folder() + "/gpus"); }
+
+Sys<std::uint32_t> gpu_minor(std::string_view pci) {
+  auto known = gpu_information(pci);
+  if (known) return known->minor;
+  if (known.error().value != ENOENT || !gpus_hidden_in_proc()) return std::unexpected(known.error());
+  std::uint32_t only = kModesetMinor;
+  for (std::uint32_t minor = 0; minor < kMostMinors; ++minor) {
+    if (!exists(gpu_node_path(minor))) continue;
+    if (only != kModesetMinor) return sys_error(ENXIO);
+    only = minor;
+  }
+  if (only == kModesetMinor) return sys_error(ENXIO);
+  return only;
 }
 
 std::string gpu_uuid_text(std::span<const std::uint8_t, 16> uuid, bool mig) {

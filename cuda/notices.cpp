@@ -33,10 +33,10 @@ bool same_ref(shmbw_region_ref a, shmbw_region_ref b) { return a.id == b.id && a
 
 // Opens the device's node for a broker that may not open it.
 Result<Fd> open_node(const DeviceInfo& device) {
-  auto known = sys::gpu_information(device.bus_id);
-  if (!known) return system_failure(known.error(), "looking for GPU '" + device.bus_id + "' in /proc/driver/nvidia");
-  auto node = sys::open_gpu_node(known->minor);
-  if (!node) return system_failure(node.error(), "opening " + sys::gpu_node_path(known->minor));
+  auto minor = sys::gpu_minor(device.bus_id);
+  if (!minor) return system_failure(minor.error(), "looking for GPU '" + device.bus_id + "' in /proc/driver/nvidia");
+  auto node = sys::open_gpu_node(*minor);
+  if (!node) return system_failure(node.error(), "opening " + sys::gpu_node_path(*minor));
   return std::move(*node);
 }
 

@@ -75,13 +75,16 @@ GpuLooker::Found look_at(GpuLooker::Look look) {
     found.code = code.value;
     found.text = what + ": " + errno_text(code.value);
   };
-  auto information = sys::gpu_information(found.look.pci);
-  if (!information) {
-    failed("looking for GPU " + quoted(found.look.pci) + " in /proc/driver/nvidia", information.error());
+  auto minor = sys::gpu_minor(found.look.pci);
+  if (!minor) {
+    const char* hidden = sys::gpus_hidden_in_proc()
+                             ? ", which shows no GPUs here (is this gVisor?), nor is there exactly one node in /dev"
+                             : "";
+    failed("looking for GPU " + quoted(found.look.pci) + " in /proc/driver/nvidia" + hidden, minor.error());
     return found;
   }
   // A UUID other than the GPU's own is that of a MIG device on it, which /proc does not list.
-  found.minor = information->minor;
+  found.minor = *minor;
   auto node = sys::open_gpu_node(found.minor);
   if (!node) failed("opening " + sys::gpu_node_path(found.minor), node.error());
   else found.node = std::move(*node);

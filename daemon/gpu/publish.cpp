@@ -119,9 +119,8 @@ Result<void> check_exports(std::span<const Fd> files, std::size_t first) {
     if (!same)
       return error(Status::unsupported,
                    chunk() +
-                       "keeper and share cannot be told apart: fcntl(F_DUPFD_QUERY) needs Linux 6.10, and kcmp(2) "
-                       "failed with " +
-                       errno_text(same.error().value) + "; let the broker's seccomp profile allow kcmp");
+                       "keeper and share cannot be told apart: kcmp(2) and fcntl(F_SETFL) both failed, the last with " +
+                       errno_text(same.error().value) + "; let the broker's seccomp profile allow one of them");
     if (*same)
       return error(Status::bad_fd, chunk() + "keeper and share are one open file: export the memory twice, not dup()");
   }

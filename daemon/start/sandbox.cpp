@@ -105,6 +105,8 @@ Result<void> enter_sandbox() {
   for (int call : kAlways) filter.allow(call);
   for (int request : kIoctls) filter.allow(SCMP_SYS(ioctl), low_is(1, request));
   for (int command : kFcntls) filter.allow(SCMP_SYS(fcntl), low_is(1, command));
+  // Of the flags of an open file O_NONBLOCK alone is changed.
+  filter.allow(SCMP_SYS(fcntl), low_is(1, F_SETFL), bits_clear(2, O_APPEND | O_ASYNC | O_DIRECT | O_NOATIME));
   for (int option : kSocketOptions) filter.allow(SCMP_SYS(setsockopt), low_is(1, SOL_SOCKET), low_is(2, option));
   // Files are opened: memory for readers, /proc, GPU nodes, the configuration. None is made, and none is emptied.
   filter.allow(SCMP_SYS(openat), bits_clear(2, O_CREAT | O_TRUNC | (O_TMPFILE & ~O_DIRECTORY)));
@@ -113,7 +115,8 @@ Result<void> enter_sandbox() {
   // Threads, but no processes. The flags of clone3 are in memory, where no filter looks: glibc then takes clone.
   filter.allow(SCMP_SYS(clone), bits_set(0, CLONE_THREAD));
   filter.answer(SCMP_SYS(clone3), ENOSYS);
-  // Whether two descriptors are one open file, before Linux 6.10. An abort signals the broker itself.
+  // Whether two descriptors are one open file, before Linux 6.10, where the profile around the broker has it. An abort
+  // signals the broker itself.
   filter.allow(SCMP_SYS(kcmp), low_is(0, ::getpid()), low_is(1, ::getpid()), low_is(2, KCMP_FILE));
   filter.allow(SCMP_SYS(tgkill), low_is(0, ::getpid()));
   if (const int failure = filter.load(); failure != 0)

@@ -55,20 +55,27 @@ TEST_CASE("in a test's folder the fake driver's files count") {
   CHECK_FALSE(sys::open_gpu_node(8));
 }
 
-TEST_CASE("a copy of a descriptor is the same open file, a second open is not, by either of the kernel's ways") {
+TEST_CASE("a copy of a descriptor is the same open file, a second open is not, by each of the kernel's ways") {
   const Fd one = sys::memfd_create("one", false).value();
   const Fd copy = Fd::adopt(::fcntl(one.get(), F_DUPFD_CLOEXEC, 0));
   const Fd again = sys::open(("/proc/self/fd/" + std::to_string(one.get())).c_str(), O_RDWR).value();
-  auto check = [&] {
-    auto same = sys::same_open_file(one.get(), copy.get());
-    if (!same) return same.error().value == EPERM || same.error().value == ENOSYS;  // kcmp may be hidden here
-    return *same && !sys::same_open_file(one.get(), again.get()).value();
+  const auto tells_apart = [&] {
+    return sys::same_open_file(one.get(), copy.get()).value() && !sys::same_open_file(one.get(), again.get()).value();
   };
-  CHECK(check());
+  CHECK(tells_apart());
   shmb::fault::pretend_kernel(5, 15);
-  CHECK(check());
+  CHECK(tells_apart());
+  // As in a container whose profile has no kcmp: by the flags of the open file, which are left as they were.
   shmb::fault::inject(shmb::fault::Call::kcmp, EPERM);
-  CHECK(sys::same_open_file(one.get(), copy.get()).error().value == EPERM);
+  for (const int flags : {0, O_NONBLOCK}) {
+    REQUIRE(::fcntl(one.get(), F_SETFL, flags) == 0);
+    REQUIRE(::fcntl(again.get(), F_SETFL, flags) == 0);
+    const int before = ::fcntl(one.get(), F_GETFL);
+    CHECK(tells_apart());
+    CHECK(::fcntl(one.get(), F_GETFL) == before);
+    CHECK((::fcntl(again.get(), F_GETFL) & O_NONBLOCK) == flags);
+  }
+  CHECK_FALSE(sys::same_open_file(one.get(), -1));
   shmb::fault::clear();
   shmb::fault::pretend_kernel(0, 0);
 }
@@ -106,4 +113,23 @@ TEST_CASE("information that lacks a line, or in which one makes no sense, is an 
   CHECK(with("GPU UUID: \t GPU-00112233-4455-6677-8899-aabbccddeeff\nDevice Minor: \t 255\n") == EPROTO);
   CHECK(with("GPU UUID: \t GPU-00112233-4455-6677-8899-aabbccddeeff\nDevice Minor: \t 254\n") == EPROTO);  // modeset
   CHECK(with("GPU UUID: \t GPU-00112233-4455-6677-8899-aabbccddeeff\nDevice Minor: \t many\n") == EPROTO);
+}
+
+TEST_CASE("under gVisor, which has no folder of GPUs beside the driver's files, the only node is the GPU's") {
+  GpuFolder folder;
+  const auto minor = [] {
+    const auto found = sys::gpu_minor("0000:c1:00.0");
+    return found ? static_cast<int>(*found) : -found.error().value;
+  };
+  CHECK(sys::gpus_hidden_in_proc());
+  CHECK(minor() == -ENXIO);  // no node
+  std::ofstream(folder.dir.file("fake-nvidia3")) << "node";
+  CHECK(minor() == 3);
+  std::ofstream(folder.dir.file("fake-nvidia4")) << "node";
+  CHECK(minor() == -ENXIO);  // which of the two?
+  folder.information("0000:c2:00.0", kWhole);
+  CHECK_FALSE(sys::gpus_hidden_in_proc());
+  CHECK(minor() == -ENOENT);  // the folder is there, and has no such GPU
+  folder.information("0000:c1:00.0", kWhole);
+  CHECK(minor() == 5);
 }

@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU memory seen from elsewhere: without a driver, with other devices visible, from another MIG instance, as another
 // user, in another PID namespace. Only actors use the driver.
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 
+#include "base/compat.hpp"
 #include "base/fault.hpp"
 #include "tests/cuda/meeting.hpp"
 #include "tests/harness/skip.hpp"
@@ -227,6 +233,41 @@ std::string in_pid_namespace(const std::function<int()>& body, int& status) {
 }
 
 }  // namespace
+
+namespace {
+
+// From here on, also in children: neither kcmp nor fcntl(F_DUPFD_QUERY), as in an ordinary container on an older
+// kernel.
+bool forbid_comparing() {
+  constexpr unsigned kRefused = SECCOMP_RET_ERRNO | EPERM;
+  const sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_kcmp, 3, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, F_DUPFD_QUERY, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, kRefused),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{static_cast<unsigned short>(std::size(filter)), const_cast<sock_filter*>(filter)};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 &&
+         ::fcntl(0, F_DUPFD_QUERY, 0) == -1 && errno == EPERM;
+}
+
+}  // namespace
+
+TEST_CASE("memory is published where the broker may call neither kcmp nor F_DUPFD_QUERY") {
+  CHECK(Child::run([] {
+          ACTOR_CHECK(forbid_comparing());
+          const Meeting meeting;
+          auto session = meeting.member();
+          Device device;
+          auto region = gpu::Region::allocate(session, 4 * kMiB);
+          ACTOR_CHECK(device.fill(region.pointer(), 4 * kMiB, 0x37) == 0);
+          ACTOR_MUST(region.try_publish({.name = "w"}));
+          return read_w(meeting, 0x37);
+        }).wait() == 0);
+}
 
 TEST_CASE("memory goes from one PID namespace to another, both ways, and outlives a maker that was killed there") {
   const Meeting meeting;

@@ -70,7 +70,8 @@ std::vector<Forbidden> forbidden() {
       {"renameat2", SYS_renameat2, AT_FDCWD, at("/nowhere/one"), AT_FDCWD, at("/nowhere/two"), 0},
       {"setrlimit", SYS_prlimit64, 0, 99, 0, 0},
       {"ioctl", SYS_ioctl, -1, 0x5401},
-      {"fcntl", SYS_fcntl, -1, F_SETFL, 0},
+      {"fcntl", SYS_fcntl, -1, F_SETFL, O_APPEND},
+      {"fcntl of another command", SYS_fcntl, -1, F_SETOWN, 0},
       {"a process by clone", SYS_clone, CLONE_SIGHAND, 0, 0, 0, 0},
   };
 }
@@ -122,6 +123,7 @@ TEST_CASE("what the broker does while it serves works in the sandbox") {
           works(memory && sys::set_mode(memory->get(), 0600), "mode");
           works(memory && sys::add_seals(memory->get(), F_SEAL_GROW | F_SEAL_SHRINK), "seals");
           works(memory && sys::reopen_read_only(memory->get()).has_value(), "reopen");
+          works(memory && ::fcntl(memory->get(), F_SETFL, O_NONBLOCK) == 0, "nonblocking");
           works(sys::pidfd_open(::getpid()).has_value(), "pidfd");
           works(sys::read_file("/proc/self/stat").has_value(), "proc");
           bool ran = false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Law 4: the broker takes no lock in, and trusts no word of, memory that a client can write, asserts nothing about
-// bytes a peer sent, and never reads or writes an open file description that a client also holds.
+// bytes a peer sent, and never reads or writes an open file description that a client also holds. One exception: the
+// flag O_NONBLOCK of two exports of GPU memory, where nothing else tells them apart (base/sys_gpu.cpp).
 //
 // To see it fail: in daemon/serve/views.cpp, list_regions, lock the region's file before
 //   sys::file_facts(region.fd.get())
