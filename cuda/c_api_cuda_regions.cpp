@@ -90,6 +90,18 @@ Result<void> import_one(shmb_session* session, const char* address, const shmb_r
   return {};
 }
 
+template <class Managed>
+Result<void> handed_out(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor, Managed** managed,
+                        Result<Managed*> (*hand)(const Region::Handle&, const Tensor&)) {
+  SHMB_TRY(known, region_of(region));
+  if (tensor == nullptr || managed == nullptr)
+    return error(Status::invalid, "no tensor, or no place for it, was given");
+  SHMB_TRY(one, tensors_of(tensor, 1));
+  SHMB_TRY(made, hand(known, one.front()));
+  *managed = made;
+  return {};
+}
+
 // The elements that can be requested at all, and their places in the result.
 struct ImportBatch {
   std::vector<client::GpuRequest> wishes;
@@ -315,15 +327,13 @@ int shmb_gpu_region_find_tensor(const shmb_gpu_region* region, const char* name,
 
 int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor,
                     struct DLManagedTensorVersioned** managed, shmb_error* error) noexcept {
-  return guarded_to_end(error, [&]() -> Result<void> {
-    SHMB_TRY(known, cuda::c_api::region_of(region));
-    if (tensor == nullptr || managed == nullptr)
-      return shmb::error(Status::invalid, "no tensor, or no place for it, was given");
-    SHMB_TRY(one, tensors_of(tensor, 1));
-    SHMB_TRY(made, cuda::to_dlpack(known, one.front()));
-    *managed = made;
-    return {};
-  });
+  return guarded_to_end(error, [&] { return cuda::c_api::handed_out(region, tensor, managed, cuda::to_dlpack); });
+}
+
+int shmb_gpu_dlpack_unversioned(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor,
+                                struct DLManagedTensor** managed, shmb_error* error) noexcept {
+  return guarded_to_end(error,
+                        [&] { return cuda::c_api::handed_out(region, tensor, managed, cuda::to_dlpack_unversioned); });
 }
 
 int shmb_gpu_sleep(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) noexcept {

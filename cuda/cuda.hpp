@@ -366,6 +366,15 @@ class Region {
     if (shmb_gpu_dlpack(handle_.get(), &c, &managed, &error) != SHMB_OK) return Error(error);
     return managed;
   }
+  /// The same in DLPack's form before version 1, for receivers that know no other. Statuses: those of try_dlpack(),
+  /// denied (the mapping is read-only, which this form cannot say).
+  Result<DLManagedTensor*> try_dlpack_unversioned(const Tensor& tensor) const noexcept {
+    DLManagedTensor* managed = nullptr;
+    const shmb_gpu_tensor c = tensor.to_c();
+    shmb_error error;
+    if (shmb_gpu_dlpack_unversioned(handle_.get(), &c, &managed, &error) != SHMB_OK) return Error(error);
+    return managed;
+  }
 
   /// This handle does not write any more: a death does not poison the region. It waits for `sync` first. Statuses:
   /// denied (no writer), invalid (not published, or asleep), deadline and busy; then it is a writer still.
@@ -437,6 +446,7 @@ class Region {
   Tensor tensor(std::size_t number) const { return try_tensor(number).value(); }
   Tensor tensor(std::string_view name) const { return try_tensor(name).value(); }
   DLManagedTensorVersioned* dlpack(const Tensor& tensor) const { return try_dlpack(tensor).value(); }
+  DLManagedTensor* dlpack_unversioned(const Tensor& tensor) const { return try_dlpack_unversioned(tensor).value(); }
   void written(Sync sync = {}, Timeout timeout = {}) { try_written(sync, timeout).value(); }
   void sleep(Timeout timeout = {}) { try_sleep(timeout).value(); }
   void wake(Timeout timeout = {}) { try_wake(timeout).value(); }

@@ -34,6 +34,7 @@ typedef struct shmb_gpu_lease shmb_gpu_lease;       /* memory of cudaMalloc, len
 typedef struct shmb_gpu_timeline shmb_gpu_timeline; /* counters on which streams of several processes meet */
 typedef struct shmb_gpu_event shmb_gpu_event;       /* the driver's own event between processes */
 typedef struct shmb_gpu_pin shmb_gpu_pin;           /* a region of the host, registered with the driver */
+struct DLManagedTensor;                             /* dlpack.h, before version 1 */
 struct DLManagedTensorVersioned;                    /* dlpack.h, version 1 */
 
 typedef uint64_t shmb_gpu_pointer; /* CUdeviceptr */
@@ -248,10 +249,16 @@ SHMB_API int shmb_gpu_region_find_tensor(const shmb_gpu_region* region, const ch
                                          shmb_error* error) SHMB_NOEXCEPT;
 
 /** A DLPack tensor (version 1.0) over memory of the region, which stays mapped until the tensor's deleter is called,
- * also after the handle was released. The tensor is flagged read-only where the mapping is. Errors: INVALID (does not
- * lie in the region; asleep). */
+ * also after the handle was released. `data` is the address of its first element; `byte_offset` is 0. The tensor is
+ * flagged read-only where the mapping is. PyTorch ignores that flag: a store there ruins the process' context. Errors:
+ * INVALID (does not lie in the region; asleep). */
 SHMB_API int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor,
                              struct DLManagedTensorVersioned** managed, shmb_error* error) SHMB_NOEXCEPT;
+/** The same in the form before version 1, for receivers that know no other: PyTorch before 2.9 takes no capsule named
+ * dltensor_versioned. Errors: those of shmb_gpu_dlpack, DENIED (the mapping is read-only, which this form cannot
+ * say). */
+SHMB_API int shmb_gpu_dlpack_unversioned(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor,
+                                         struct DLManagedTensor** managed, shmb_error* error) SHMB_NOEXCEPT;
 
 /** Takes the mapping away and keeps its addresses, so that other memory of this process can use the device. On a
  * published region the memory stays at the broker. Of one that is not, only the mapping goes. A call of shmb_gpu_wake
@@ -339,10 +346,10 @@ SHMB_API int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting,
 /* ------------------------------------------------------------------------------------------------ PyTorch */
 
 /** The pair for torch.cuda.memory.CUDAPluggableAllocator, to be used in a torch.cuda.MemPool. Memory that torch
- * allocates there lies in regions that are not published yet. `alloc` returns NULL where it fails, which torch reports
- * as out of memory. Then shmb_torch_last_error says why. `free` does what shmb_gpu_release does with 20 ms. Memory
- * that a busy device still uses goes later, and an alloc that finds no memory waits for it. Errors: what the last
- * shmb_torch_alloc of this thread failed with. */
+ * allocates there lies in regions that are not published yet, made for network cards where the device has such memory.
+ * `alloc` returns NULL where it fails, which torch reports as out of memory. Then shmb_torch_last_error says why.
+ * `free` does what shmb_gpu_release does with 20 ms. Memory that a busy device still uses goes later, and an alloc that
+ * finds no memory waits for it. Errors: what the last shmb_torch_alloc of this thread failed with. */
 SHMB_API void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API void shmb_torch_free(void* pointer, ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API int shmb_torch_last_error(shmb_error* error) SHMB_NOEXCEPT; /* of this thread; SHMB_OK: none */

@@ -26,9 +26,12 @@ TorchBlocks& torch_blocks() {
 }  // namespace
 
 Result<Address> torch_allocate(std::uint64_t bytes, int device) {
+  SHMB_TRY(driver, Driver::load());
+  SHMB_TRY(here, driver->at(device));
   AllocateSpec spec;
   spec.device = device;
-  spec.zero = false;  // torch does not promise zeroed memory either, and must not wait here
+  spec.rdma = here->rdma;  // as torch's own memory and NCCL's
+  spec.zero = false;       // torch does not promise zeroed memory either, and must not wait here
   SHMB_TRY(made, Region::allocate(nullptr, bytes, spec));
   const Address address = made->pointer();
   TorchBlocks& all = torch_blocks();

@@ -79,4 +79,27 @@ TEST_CASE("a device without dma-bufs, or without memory for network cards, says 
         }).wait() == 0);
 }
 
+TEST_CASE(
+    "torch's blocks are made for network cards where the device has such memory, and made all the same elsewhere") {
+  const Meeting meeting;
+  const auto dma_buf_of_block = [&](const char* attributes, Status expected) {
+    return Child::run([&] {
+             ::setenv("FAKECUDA_ATTRIBUTE", attributes, 1);
+             auto session = meeting.member();
+             void* const block = shmb_torch_alloc(2 * kMiB, 0, nullptr);
+             ACTOR_CHECK(block != nullptr);
+             auto region = gpu::Region::of_torch(session, block);
+             const auto made = region.try_dma_buf(0, 4096);
+             ACTOR_CHECK(status_of(made) == expected);
+             if (made) ::close(*made);
+             region.release();
+             shmb_torch_free(block, 2 * kMiB, 0, nullptr);
+             return 0;
+           })
+        .wait();
+  };
+  CHECK(dma_buf_of_block("124:1,110:1", Status::ok) == 0);
+  CHECK(dma_buf_of_block("124:1,110:0", Status::not_supported) == 0);
+}
+
 }  // namespace cuda_tests
