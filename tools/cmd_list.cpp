@@ -6,7 +6,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <memory>
 #include <tuple>
 
@@ -276,27 +275,10 @@ int list_of_host(const ListOptions& options) {
   return repeat(listing, [&] { return list_host(listing, options.as_tree); });
 }
 
-// The broker that a program of the caller finds. The groups of all users are listed over its admin socket.
-Result<Viewer> viewer_for(const ListOptions& options) {
-  if (!options.all_groups) return Viewer::connect(options.common);
-  if (auto admin = Viewer::connect(options.common, true))
-    return admin;  // works also when ordinary clients find no room
-  auto viewer = Viewer::connect(options.common);
-  if (!viewer) return viewer;
-  Common beside = options.common;
-  beside.socket = viewer->facts().socket;
-  auto admin = Viewer::connect(beside, true);
-  if (!admin && (admin.error().system_errno == EACCES || admin.error().system_errno == EPERM))
-    return error(Status::denied, "the broker at " + beside.socket +
-                                     " shows the groups of all users to root and to its own user alone: leave out "
-                                     "--all-groups for your own groups, or run as root");
-  return admin;
-}
-
 int list_of_broker(const ListOptions& options) {
   auto selection = selection_of(options);
   if (!selection) return fail(selection.error());
-  auto viewer = viewer_for(options);
+  auto viewer = Viewer::connect_for(options.common, options.all_groups);
   if (!viewer) {
     const std::string brokers = brokers_text(other_brokers());
     if (!brokers.empty()) (void)print(brokers);

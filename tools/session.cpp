@@ -2,8 +2,10 @@
 // See session.hpp.
 #include "tools/session.hpp"
 
+#include <cerrno>
 #include <cstdlib>
 
+#include "base/result.hpp"
 #include "client/session/connect.hpp"
 #include "spawn/ranks/supervised_group.hpp"
 
@@ -61,6 +63,21 @@ Result<Viewer> Viewer::connect(const Common& common, bool admin) {
   viewer.facts_ = viewer.session_->facts();
   viewer.timeout_ = common.timeout;
   return viewer;
+}
+
+Result<Viewer> Viewer::connect_for(const Common& common, bool all_groups) {
+  if (!all_groups) return connect(common);
+  if (auto admin = connect(common, true)) return admin;  // works also when ordinary clients find no room
+  auto viewer = connect(common);
+  if (!viewer) return viewer;
+  Common beside = common;
+  beside.socket = viewer->facts().socket;
+  auto admin = connect(beside, true);
+  if (!admin && (admin.error().system_errno == EACCES || admin.error().system_errno == EPERM))
+    return error(Status::denied, "the broker at " + beside.socket +
+                                     " shows the groups of all users to root and to its own user alone: leave out "
+                                     "--all-groups for your own groups, or run as root");
+  return admin;
 }
 
 }  // namespace shmb::tools

@@ -40,6 +40,8 @@ class Session {
 class Viewer {
  public:
   static Result<Viewer> connect(const Common& common, bool admin = false);
+  // For the groups of all users the admin socket is needed, beside the socket that a program of the caller finds.
+  static Result<Viewer> connect_for(const Common& common, bool all_groups);
   client::Session& session() const { return *session_; }
   const client::SessionFacts& facts() const { return facts_; }
   client::Deadline deadline() const { return client::Deadline::after(timeout_); }

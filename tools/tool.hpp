@@ -40,6 +40,7 @@ Command add_put(CLI::App& app);
 Command add_cat(CLI::App& app);
 Command add_release(CLI::App& app);
 Command add_limit(CLI::App& app);
+Command add_metrics(CLI::App& app);
 Command add_run(CLI::App& app);
 Command add_leaks(CLI::App& app);
 Command add_gc(CLI::App& app);
