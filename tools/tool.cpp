@@ -14,6 +14,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "client/face/shmbroker.h"
 #include "client/session/words.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/printable.hpp"
