@@ -74,7 +74,6 @@ enum class DeviceAttribute : int {
   read_only_register = 113,
   mem_ops_64 = 122,
   dma_buf = 124,
-  ipc_event = 125,
   fabric = 128,
 };
 enum class PointerAttribute : int {
@@ -154,6 +153,8 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(stream_capturing, cuStreamIsCapturing, 10000, cuStreamIsCapturing, (Stream, int*))                                 \
   X(stream_id, cuStreamGetId, 12000, cuStreamGetId, (Stream, unsigned long long*))                                     \
   X(capture_mode, cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode, (int*))                 \
+  X(stream_create, cuStreamCreate, 2000, cuStreamCreate, (Stream*, unsigned))                                          \
+  X(stream_destroy, cuStreamDestroy, 4000, cuStreamDestroy_v2, (Stream))                                               \
   X(event_create, cuEventCreate, 2000, cuEventCreate, (Event*, unsigned))                                              \
   X(event_destroy, cuEventDestroy, 4000, cuEventDestroy_v2, (Event))                                                   \
   X(event_record, cuEventRecord, 2000, cuEventRecord, (Event, Stream))                                                 \
@@ -165,12 +166,6 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(ipc_get_memory, cuIpcGetMemHandle, 4010, cuIpcGetMemHandle, (IpcHandle*, Address))                  \
   X(ipc_open_memory, cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned)) \
   X(ipc_close_memory, cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle, (Address))
-#define SHMB_CUDA_EVENTS(X)                                                                   \
-  X(stream_create, cuStreamCreate, 2000, cuStreamCreate, (Stream*, unsigned))                 \
-  X(stream_destroy, cuStreamDestroy, 4000, cuStreamDestroy_v2, (Stream))                      \
-  X(stream_wait_event, cuStreamWaitEvent, 3020, cuStreamWaitEvent, (Stream, Event, unsigned)) \
-  X(ipc_get_event, cuIpcGetEventHandle, 4010, cuIpcGetEventHandle, (IpcHandle*, Event))       \
-  X(ipc_open_event, cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle, (Event*, IpcHandle))
 #define SHMB_CUDA_TIMELINE(X)                                                                                         \
   X(stream_write64, cuStreamWriteValue64, 11070, cuStreamWriteValue64_v2, (Stream, Address, std::uint64_t, unsigned)) \
   X(stream_wait64, cuStreamWaitValue64, 11070, cuStreamWaitValue64_v2, (Stream, Address, std::uint64_t, unsigned))    \
@@ -182,8 +177,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(range_handle, cuMemGetHandleForAddressRange, 11070, cuMemGetHandleForAddressRange, \
     (void*, Address, std::size_t, int, unsigned long long))
 
-#define SHMB_CUDA_OPTIONAL(X) \
-  SHMB_CUDA_LEASE(X) SHMB_CUDA_EVENTS(X) SHMB_CUDA_TIMELINE(X) SHMB_CUDA_WAITS(X) SHMB_CUDA_RDMA(X)
+#define SHMB_CUDA_OPTIONAL(X) SHMB_CUDA_LEASE(X) SHMB_CUDA_TIMELINE(X) SHMB_CUDA_WAITS(X) SHMB_CUDA_RDMA(X)
 
 // Functions that tests call and the library never does.
 #define SHMB_CUDA_FOR_TESTS(X)                                                                                    \
@@ -198,6 +192,9 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(copy_on_device_async, cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Stream)) \
   X(stream_synchronize, cuStreamSynchronize, 2000, cuStreamSynchronize, (Stream))                                 \
   X(stream_query, cuStreamQuery, 2000, cuStreamQuery, (Stream))                                                   \
+  X(stream_wait_event, cuStreamWaitEvent, 3020, cuStreamWaitEvent, (Stream, Event, unsigned))                     \
+  X(ipc_get_event, cuIpcGetEventHandle, 4010, cuIpcGetEventHandle, (IpcHandle*, Event))                           \
+  X(ipc_open_event, cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle, (Event*, IpcHandle))                        \
   X(begin_capture, cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2, (Stream, int))                           \
   X(end_capture, cuStreamEndCapture, 10000, cuStreamEndCapture, (Stream, Graph*))                                 \
   X(graph_destroy, cuGraphDestroy, 10000, cuGraphDestroy, (Graph))                                                \

@@ -42,10 +42,6 @@ struct Closer<shmb_gpu_timeline> {
   static void close(shmb_gpu_timeline* handle) noexcept { (void)shmb_gpu_timeline_close(handle, nullptr); }
 };
 template <>
-struct Closer<shmb_gpu_event> {
-  static void close(shmb_gpu_event* handle) noexcept { (void)shmb_gpu_event_close(handle, nullptr); }
-};
-template <>
 struct Closer<shmb_gpu_pin> {
   static void close(shmb_gpu_pin* handle) noexcept { (void)shmb_gpu_unpin(handle, nullptr); }
 };
@@ -678,87 +674,6 @@ class Timeline {
 
  private:
   shmbroker::detail::Handle<shmb_gpu_timeline> handle_;
-};
-
-/// How an event is made or opened.
-struct EventOptions {
-  int device = any_device;
-  bool maker_stays = false;  // must be set: shmbroker_cuda.h says what happens otherwise
-};
-using EventHandle = std::array<std::uint8_t, SHMB_GPU_EVENT_HANDLE>;
-
-/// The driver's own event between processes. It does not report deaths; a Timeline does. Ownership: one handle of this
-/// process. Lifetime: the event ends with its maker; after that others may wait for ever. Threads: any, but not while
-/// it ends.
-class SharedEvent {
- public:
-  /// None; or it takes over a C handle.
-  SharedEvent() noexcept = default;
-  explicit SharedEvent(shmb_gpu_event* handle) noexcept : handle_(handle) {}
-  /// Makes an event, or opens one by the handle of its maker. Statuses: invalid (maker_stays is not set, or no such
-  /// event), not_supported, and those of try_devices().
-  static Result<SharedEvent> try_create(const EventOptions& options) noexcept {
-    const shmb_gpu_event_options c = to_c(options);
-    shmb_gpu_event* raw = nullptr;
-    shmb_error error;
-    if (shmb_gpu_event_create(&c, &raw, &error) != SHMB_OK) return Error(error);
-    return SharedEvent(raw);
-  }
-  static Result<SharedEvent> try_open(const EventHandle& handle, const EventOptions& options) noexcept {
-    const shmb_gpu_event_options c = to_c(options);
-    shmb_gpu_event* raw = nullptr;
-    shmb_error error;
-    if (shmb_gpu_event_open(handle.data(), &c, &raw, &error) != SHMB_OK) return Error(error);
-    return SharedEvent(raw);
-  }
-  /// The bytes by which other processes open it. Status: denied (this process did not make it).
-  Result<EventHandle> try_handle() const noexcept {
-    EventHandle handle{};
-    shmb_error error;
-    if (shmb_gpu_event_get_handle(handle_.get(), handle.data(), &error) != SHMB_OK) return Error(error);
-    return handle;
-  }
-  /// Enqueues a record behind what is in the stream; or makes the stream wait for the last record before this call.
-  /// Statuses: not_supported, and those of try_devices().
-  Result<void> try_record(Stream stream) noexcept {
-    shmb_error error;
-    return shmbroker::detail::outcome(shmb_gpu_event_record(handle_.get(), stream, &error), error);
-  }
-  Result<void> try_wait(Stream stream) noexcept {
-    shmb_error error;
-    return shmbroker::detail::outcome(shmb_gpu_event_wait(handle_.get(), stream, &error), error);
-  }
-  /// This thread waits for the last record. Status: deadline, also if the recorder is dead.
-  Result<void> try_wait_host(Timeout timeout = {}) noexcept {
-    shmb_error error;
-    return shmbroker::detail::outcome(shmb_gpu_event_wait_host(handle_.get(), timeout.nanoseconds(), &error), error);
-  }
-  /// Whether the last record is done. Statuses: device_lost, context_poisoned, and those of try_devices().
-  Result<bool> try_done() noexcept {
-    int done = 0;
-    shmb_error error;
-    if (shmb_gpu_event_query(handle_.get(), &done, &error) != SHMB_OK) return Error(error);
-    return done != 0;
-  }
-#if SHMBROKER_EXCEPTIONS
-  /// Each does what its try_ form does, and throws Error with the status that the form returns.
-  static SharedEvent create(const EventOptions& options) { return try_create(options).value(); }
-  static SharedEvent open(const EventHandle& handle, const EventOptions& options) {
-    return try_open(handle, options).value();
-  }
-  EventHandle handle() const { return try_handle().value(); }
-  void record(Stream stream) { try_record(stream).value(); }
-  void wait(Stream stream) { try_wait(stream).value(); }
-  void wait_host(Timeout timeout = {}) { try_wait_host(timeout).value(); }
-  bool done() { return try_done().value(); }
-#endif
-
- private:
-  static shmb_gpu_event_options to_c(const EventOptions& options) noexcept {
-    return {sizeof(shmb_gpu_event_options), options.device,
-            options.maker_stays ? unsigned{SHMB_GPU_EVENT_MAKER_STAYS} : 0U};
-  }
-  shmbroker::detail::Handle<shmb_gpu_event> handle_;
 };
 
 /// A region of the host that devices can access. Ownership: the destructor unpins; several pins of one handle are one

@@ -299,7 +299,6 @@ Result<void> Driver::look_at_devices() {
     info.read_only_register = has(DeviceAttribute::read_only_register);
     info.mem_ops_64 = has(DeviceAttribute::mem_ops_64);
     info.dma_buf = has(DeviceAttribute::dma_buf);
-    info.ipc_events = has(DeviceAttribute::ipc_event);
     if (info.shareable) {
       AllocationProp prop;
       prop.type = kPinnedAllocation;
@@ -337,8 +336,6 @@ Result<void> Driver::need(Feature feature) const {
   switch (feature) {
     case Feature::lease:
       SHMB_CUDA_LEASE(SHMB_CUDA_LOOK) break;
-    case Feature::events:
-      SHMB_CUDA_EVENTS(SHMB_CUDA_LOOK) break;
     case Feature::timeline:
       SHMB_CUDA_TIMELINE(SHMB_CUDA_LOOK) break;
     case Feature::bounded_waits:

@@ -22,13 +22,13 @@ struct DeviceInfo {
   std::string name, bus_id;
   std::size_t bytes = 0, granularity = 0;
   bool shareable = false;  // VMM with POSIX descriptors
-  bool rdma = false, read_only_register = false, mem_ops_64 = false, dma_buf = false, ipc_events = false;
+  bool rdma = false, read_only_register = false, mem_ops_64 = false, dma_buf = false;
 
   std::string uuid_text() const;  // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", or "MIG-..."
 };
 
 // Features that some drivers lack.
-enum class Feature { lease, events, timeline, bounded_waits, rdma };
+enum class Feature { lease, timeline, bounded_waits, rdma };
 
 class Driver {
  public:

@@ -32,7 +32,6 @@ extern "C" {
 typedef struct shmb_gpu_region shmb_gpu_region;     /* one counted reference to a GPU region, with its mapping */
 typedef struct shmb_gpu_lease shmb_gpu_lease;       /* memory of cudaMalloc, lent to others under the broker's count */
 typedef struct shmb_gpu_timeline shmb_gpu_timeline; /* counters on which streams of several processes meet */
-typedef struct shmb_gpu_event shmb_gpu_event;       /* the driver's own event between processes */
 typedef struct shmb_gpu_pin shmb_gpu_pin;           /* a region of the host, registered with the driver */
 struct DLManagedTensor;                             /* dlpack.h, before version 1 */
 struct DLManagedTensorVersioned;                    /* dlpack.h, version 1 */
@@ -299,7 +298,7 @@ SHMB_API int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, int64_t t
 
 /* Called when the broker says that nobody holds the memory any more: now it may be freed. On the thread that is in
  * shmb_dispatch, or at the end of a call that may wait for the device as cudaFree does. These are shmb_gpu_allocate,
- * lend, retire, release and shmb_torch_alloc. It is never called in a call of timelines, events or pins. Must not call
+ * lend, retire, release and shmb_torch_alloc. It is never called in a call of timelines or pins. Must not call
  * this library, nor throw. */
 typedef void (*shmb_gpu_free_function)(void* context, shmb_gpu_pointer pointer);
 
@@ -415,48 +414,6 @@ SHMB_API int shmb_gpu_timeline_look(const shmb_gpu_timeline* timeline, uint32_t 
  * until its end. Closing by the producer releases every waiter. NULL is allowed. Errors: DEADLINE (a stream still uses
  * it); the handle is gone all the same. */
 SHMB_API int shmb_gpu_timeline_close(shmb_gpu_timeline* timeline, shmb_error* error) SHMB_NOEXCEPT;
-
-/* ------------------------------------------------------------------------------------------------ events */
-
-/* The driver's interprocess events, for programs built on them. The broker knows nothing of them, so they are had only
- * by saying MAKER_STAYS. An event ends with its maker. After shmb_gpu_event_close there the driver leaves open what its
- * use by others does. When the maker is killed before its stream came to the record, a stream that waits for it may
- * wait for ever, others have reported. Neither is told to anybody. A timeline does all that an event does, and its
- * waiters are released when the producer dies. */
-enum shmb_gpu_event_flag {
-  /* The caller has seen to it that the maker lives, and keeps the event open, until all who wait have passed. */
-  SHMB_GPU_EVENT_MAKER_STAYS = 1 << 0
-};
-typedef struct shmb_gpu_event_options {
-  size_t size;
-  int32_t
-      device; /* in whose primary context it lives: an ordinal; SHMB_GPU_ANY_DEVICE: of the current context, else 0 */
-  uint32_t flags; /* enum shmb_gpu_event_flag: without MAKER_STAYS refused as INVALID */
-} shmb_gpu_event_options;
-#define SHMB_GPU_EVENT_HANDLE 64 /* bytes */
-
-/** Errors: INVALID (no MAKER_STAYS), NOT_SUPPORTED (a driver or device without them), those of shmb_gpu_devices. */
-SHMB_API int shmb_gpu_event_create(const shmb_gpu_event_options* options, shmb_gpu_event** event,
-                                   shmb_error* error) SHMB_NOEXCEPT;
-/** The name by which other processes open it. Errors: DENIED (this handle was opened, not created). */
-SHMB_API int shmb_gpu_event_get_handle(const shmb_gpu_event* event, uint8_t handle[SHMB_GPU_EVENT_HANDLE],
-                                       shmb_error* error) SHMB_NOEXCEPT;
-/** In the process that made it: the same event again. Errors: INVALID (no event, its maker has ended, or lives in
- * another PID namespace), and those of create. */
-SHMB_API int shmb_gpu_event_open(const uint8_t handle[SHMB_GPU_EVENT_HANDLE], const shmb_gpu_event_options* options,
-                                 shmb_gpu_event** event, shmb_error* error) SHMB_NOEXCEPT;
-/** Enqueues a record behind what is in the stream; whoever waits from then on waits for it. The stream may be of any
- * device and context, whatever is current. Errors: NOT_SUPPORTED (a stream of another context than the device's
- * primary one that is being captured), those of shmb_gpu_devices. */
-SHMB_API int shmb_gpu_event_record(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
-/** The stream waits for the last record before this call; for none, not at all. Errors: those of
- * shmb_gpu_event_record. */
-SHMB_API int shmb_gpu_event_wait(shmb_gpu_event* event, shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
-/** Whether the last record is done: 0 or 1. Errors: those of shmb_gpu_devices, DEVICE_LOST, CONTEXT_POISONED. */
-SHMB_API int shmb_gpu_event_query(shmb_gpu_event* event, int* done, shmb_error* error) SHMB_NOEXCEPT;
-/** This thread waits. Errors: DEADLINE, which is all that is learnt of a dead recorder. */
-SHMB_API int shmb_gpu_event_wait_host(shmb_gpu_event* event, int64_t timeout_ns, shmb_error* error) SHMB_NOEXCEPT;
-SHMB_API int shmb_gpu_event_close(shmb_gpu_event* event, shmb_error* error) SHMB_NOEXCEPT; /* NULL is allowed */
 
 /* ------------------------------------------------------------------------------------------------ pinned regions */
 

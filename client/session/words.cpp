@@ -13,7 +13,6 @@ constexpr Word kWords[] = {
     {"SHMB_FOREVER", "Timeout::forever()", "no limit", "None"},
     {"SHMB_GPU_ALLOCATE_RDMA", "AllocateOptions::rdma", "", ""},
     {"SHMB_GPU_ANY_DEVICE", "no device (any)", "", ""},
-    {"SHMB_GPU_EVENT_MAKER_STAYS", "EventOptions::maker_stays", "", ""},
     {"SHMB_GPU_PUBLISH_MANY_WRITERS", "PublishOptions::many_writers", "", ""},
     {"SHMB_GPU_PUBLISH_WRITING", "PublishOptions::writing", "", ""},
     {"SHMB_NO_WAIT", "Timeout::no_wait()", "0", "0"},

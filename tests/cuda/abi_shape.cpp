@@ -59,7 +59,6 @@ static_assert(same(DeviceAttribute::rdma_with_vmm, CU_DEVICE_ATTRIBUTE_GPU_DIREC
 static_assert(same(DeviceAttribute::read_only_register, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED));
 static_assert(same(DeviceAttribute::mem_ops_64, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS));
 static_assert(same(DeviceAttribute::dma_buf, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED));
-static_assert(same(DeviceAttribute::ipc_event, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED));
 static_assert(same(DeviceAttribute::fabric, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED));
 
 static_assert(same(PointerAttribute::context, CU_POINTER_ATTRIBUTE_CONTEXT));

@@ -104,19 +104,4 @@ TEST_CASE("while a blocking stream is captured nothing goes into the default str
   CHECK(status_of(region.try_publish()) == Status::ok);
 }
 
-TEST_CASE("an event last recorded in a capture is busy until it is recorded elsewhere") {
-  CaptureBench bench;
-  auto event = gpu::SharedEvent::create({.device = 0, .maker_stays = true});
-  {
-    Captured captured(bench.device);
-    CHECK(status_of(event.try_record(gpu::Stream(captured.stream()))) == Status::ok);
-    CHECK(captured.end());
-  }
-  const auto asked = event.try_wait_host(std::chrono::seconds(60));
-  CHECK(status_of(asked) == Status::busy);
-  CHECK(sentence_of(asked).contains("outside of a capture"));
-  CHECK(status_of(event.try_record(gpu::Stream())) == Status::ok);
-  CHECK(status_of(event.try_wait_host(std::chrono::seconds(60))) == Status::ok);
-}
-
 }  // namespace cuda_tests

@@ -69,7 +69,7 @@ TEST_CASE("driver: one that lacks a function is too old by that name, or lacks w
                    "CUDA 13.0 but lacks cuMemImportFromShareableHandle, sharing GPU memory needs 12.0") == 0);
   CHECK(fakecuda::process(fake({{"FAKECUDA_HIDE", "cuStreamWriteValue64"}}), [] {
           const auto loaded = cuda::Driver::load();
-          NEED(loaded.has_value() && (*loaded)->has(cuda::Feature::events));
+          NEED(loaded.has_value() && (*loaded)->has(cuda::Feature::lease));
           const auto timeline = (*loaded)->need(cuda::Feature::timeline);
           NEED(!timeline && timeline.error().status == Status::not_supported);
           NEED(timeline.error().sentence.contains("(CUDA 13.0) has no cuStreamWriteValue64"));
@@ -145,8 +145,7 @@ TEST_CASE("driver: no function is asked for in a version with another declaratio
           NEED((**driver)->context_device(&device) == cuda::kSuccess && device == 0);
           NEED((**driver)->context_synchronize() == cuda::kSuccess);
           NEED(fakecuda::without_context((*driver)->calls()));
-          for (const auto feature :
-               {cuda::Feature::lease, cuda::Feature::events, cuda::Feature::timeline, cuda::Feature::rdma})
+          for (const auto feature : {cuda::Feature::lease, cuda::Feature::timeline, cuda::Feature::rdma})
             NEED((*driver)->has(feature));
           return 0;
         }) == 0);

@@ -5,7 +5,7 @@ table of them. A duration that a scenario promises counts on a GPU and is only t
 import os
 import time
 
-from library import ACCESS_WRITE, FLOAT, INTEGER, MANY_WRITERS, NOT_FOUND, WRITING, Event, Failure
+from library import ACCESS_WRITE, FLOAT, INTEGER, MANY_WRITERS, NOT_FOUND, WRITING, Failure
 from talk import N, Skip, end_of
 
 
@@ -181,73 +181,6 @@ def c57_b(t):
     t.say("a")
 
 
-def c59_a(t):
-    """59 to 61: events recorded and waited for by streams of both sides."""
-    tensor, region = t.publish([0] * N, "x", WRITING | MANY_WRITERS)
-    stream, event = t.tensors.stream(), Event()
-    t.say("b", event.handle())
-    answer = Event(t.hear())
-    t.tensors.set_on(stream, tensor, 1)
-    event.record(stream)
-    t.say("b", "recorded")
-    t.hear()
-    answer.wait(stream)
-    t.tensors.finish(stream)
-    t.need(tensor.values() == [0x0202020202020202] * N, "the answer came too early")
-    event.wait_host()
-    t.need(event.done(), "done, and says no")
-    t.say("b")
-    t.hear()
-
-
-def c59_b(t):
-    event, answer = Event(t.hear()), Event()
-    t.say("a", answer.handle())
-    stream = t.tensors.stream()
-    t.hear()
-    region, view = t.take("x", ACCESS_WRITE)
-    event.wait(stream)
-    t.tensors.set_on(stream, view, 2)
-    answer.record(stream)
-    t.say("a")
-    t.hear()
-    event.close()
-    t.say("a")
-
-
-def c62_a(t):
-    """The device that is current is another one than the event's, before its record, at it and after."""
-    if t.tensors.devices < 2:
-        raise Skip("one device only")
-    stream = t.tensors.stream()
-    t.tensors.on(1)
-    event = Event(device=0)
-    before = event.handle()
-    t.say("b", before)
-    t.hear()
-    event.record(stream)
-    t.need(event.handle() == before, "the handle changed with the record")
-    t.say("b")
-    t.hear()
-    t.need(event.handle() == before, "the handle changed after the record")
-
-
-def c62_b(t):
-    handle = t.hear()
-    t.tensors.on(1)
-    event = Event(handle, device=0)
-    t.say("a")
-    t.hear()
-    event.wait_host()
-    event.close()
-    t.say("a")
-
-
-# Name, floating, a parameter, with a gradient. An integer has none.
-LEAVES = (("leaf", True, False, True), ("plain", True, False, False), ("parameter", True, True, True),
-          ("frozen", True, True, False), ("steps", False, True, False))  # fmt: skip
-
-
 def c63_a(t):
     """Empty ones; 14: leaves and parameters are their data, no gradient and no hook is sent; 15: an integer one."""
     tensor = t.tensors.make([0] * N, in_region=True)
@@ -383,8 +316,6 @@ CASES = {
     "55": ("two devices", c55_a, c55_b),
     "56": ("a forked child", c56_a),
     "57": ("57 and 58: parts of one block", c57_a, c57_b),
-    "59": ("59 to 61: events of both sides", c59_a, c59_b),
-    "62": ("an event's handle while another device is current", c62_a, c62_b),
     "63": ("63, 14, 15: empty tensors, leaves and parameters", c63_a, c63_b),
     "64": ("is_shared", c64_a, c64_b),
     "65": ("a killed consumer", c65_a, c65_b),

@@ -10,7 +10,7 @@ import os
 ACCESS_READ, ACCESS_WRITE = 0, 1
 REPLACE, WRITING, MANY_WRITERS = 2, 4, 8
 CONNECT_NO_START, CONNECT_NO_GROUP = 2, 16
-MAKER_STAYS, UNNAME, IMPORT_SHARE = 1, 2, 1
+UNNAME, IMPORT_SHARE = 2, 1
 NOT_FOUND, DEADLINE, NOT_SUPPORTED, PRODUCER_DEAD = 6, 20, 47, 58
 SECOND = 10**9
 INTEGER, FLOAT = 0, 2  # DLPack's codes of types
@@ -86,10 +86,6 @@ class LendOptions(c.Structure):
                 ("sync", c.c_uint32), ("stream", c.c_void_p), ("tensors", c.POINTER(Tensor)),
                 ("tensor_count", c.c_size_t), ("free", FREE), ("context", c.c_void_p),
                 ("timeout_ns", c.c_int64)]  # fmt: skip
-
-
-class EventOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("device", c.c_int32), ("flags", c.c_uint32)]
 
 
 class DlTensor(c.Structure):
@@ -357,39 +353,6 @@ class Timeline:
 
     def close(self):
         call("shmb_gpu_timeline_close", self.raw)
-
-
-class Event:
-    def __init__(self, handle=None, device=-1):
-        self.raw = c.c_void_p()
-        options = sized(EventOptions, device=device, flags=MAKER_STAYS)
-        if handle is None:
-            call("shmb_gpu_event_create", c.byref(options), c.byref(self.raw))
-        else:
-            bytes_ = (c.c_uint8 * 64).from_buffer_copy(bytes.fromhex(handle))
-            call("shmb_gpu_event_open", bytes_, c.byref(options), c.byref(self.raw))
-
-    def handle(self):
-        handle = (c.c_uint8 * 64)()
-        call("shmb_gpu_event_get_handle", self.raw, handle)
-        return bytes(handle).hex()
-
-    def record(self, stream):
-        call("shmb_gpu_event_record", self.raw, c.c_void_p(stream))
-
-    def wait(self, stream):
-        call("shmb_gpu_event_wait", self.raw, c.c_void_p(stream))
-
-    def done(self):
-        done = c.c_int()
-        call("shmb_gpu_event_query", self.raw, c.byref(done))
-        return done.value != 0
-
-    def wait_host(self):
-        call("shmb_gpu_event_wait_host", self.raw, c.c_int64(60 * SECOND))
-
-    def close(self):
-        call("shmb_gpu_event_close", self.raw)
 
 
 class PlainTensors:
