@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors through queues, pipes, pools and arguments, after shmbroker.torch.install(): what stock torch promises of them."""
 import gc
+import itertools
 import os
 import warnings
 
@@ -217,6 +218,36 @@ def test_children_have_what_their_parent_has_installed(ctx):
     process = start(ctx, children.installed, told)
     done, shared, module = told.get()
     assert done and shared and module.startswith("shmbroker")
+    end(process)
+
+
+def test_children_are_in_the_group_of_their_parent(ctx):
+    from shmbroker.mp import place
+    told = ctx.Queue()
+    process = start(ctx, children.group, told)
+    assert told.get() == place.home()[0].info().group != 0
+    end(process)
+
+
+_unused_sizes = (number << 21 for number in itertools.count(2))
+
+
+def test_memory_that_a_child_has_dropped_is_used_again(ctx):
+    from shmbroker.torch import storage
+    size = next(_unused_sizes)
+    tasks, sums = ctx.Queue(), ctx.Queue()
+    process = start(ctx, children.sum_each, tasks, sums)
+
+    def comes_used():
+        tensor = torch.ones(size, dtype=torch.uint8)
+        tasks.put(tensor)
+        recycled = storage.region_of(storage.untyped(tensor)).info().recycled
+        del tensor
+        assert sums.get() == size
+        return recycled
+
+    assert until(comes_used)
+    tasks.put(None)
     end(process)
 
 

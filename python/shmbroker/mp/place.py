@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=_fork)
 
 def _connect(address: Address) -> _core.Session:
     socket, group = address
-    return _core.connect(socket, group=group, no_group=True)
+    return _core.connect(socket, group=group)
 
 
 def _answers(session: _core.Session) -> bool:
