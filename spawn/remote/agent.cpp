@@ -154,10 +154,15 @@ void Agent::step(Lock& lock, Deadline until, bool serves) { turn(lock, until, se
 
 void Agent::turn(Lock& lock, Deadline until, bool serves, void (Monitor::*sleep)(Lock&, Deadline)) {
   expire();
-  if (callbacks_.may_run()) return run_callbacks(lock);
+  if (callbacks_.may_run()) {
+    monitor_.watch_lead();
+    return run_callbacks(lock);
+  }
   if (serves && server_.run_one(lock)) return;
-  if (monitor_.leading() || life_.lost() || !monitor_.inbox()) return (monitor_.*sleep)(lock, nearest(until));
-  arrivals_.lead(lock, nearest(until));
+  const bool idles = sleep == &Monitor::idle;
+  if (monitor_.leading() || life_.lost() || !monitor_.inbox() || (idles && !monitor_.may_lead_idly()))
+    return (monitor_.*sleep)(lock, nearest(until));
+  arrivals_.lead(lock, nearest(until), idles);
   run_callbacks(lock);
 }
 

@@ -28,6 +28,7 @@ struct Arrivals::Batch {
   std::shared_ptr<Inbox> inbox;
   std::array<std::uint32_t, pool::kParticipants> lives{};  // of the workers, as they are known
   std::uint64_t wanted = 0, roomy = 0;
+  bool spins = false;
   std::vector<Arrived> messages;
   std::vector<RemoteEvent> events;
   std::optional<Error> lost;
@@ -37,12 +38,13 @@ struct Arrivals::Batch {
 
 void Arrivals::put_off(const RemoteEvent& event) { put_off_.push_back(event); }
 
-void Arrivals::lead(Lock& lock, Deadline until) {
+void Arrivals::lead(Lock& lock, Deadline until, bool serves) {
   until = earlier(until, Deadline::after(rescue_interval(kLook)));
-  Monitor::Leading leading(monitor_, lock, until);
+  Monitor::Leading leading(monitor_, lock, until, serves);
   sender_.looked();
   Batch batch;
   batch.inbox = monitor_.inbox();
+  batch.spins = server_.running() == 0;  // a function that runs here needs the processor
   batch.wanted = sender_.wanted();
   for (std::uint32_t rank = 0; rank < roster_.size(); ++rank) batch.lives[rank] = roster_[rank].life;
   lock.unlock();
@@ -52,13 +54,17 @@ void Arrivals::lead(Lock& lock, Deadline until) {
   if (read_all) read_on(batch);
   const std::size_t newcomers = put_newcomers_last(batch);
   take_references(batch);
+  const bool came = !batch.messages.empty();
   leading.deliver();
+  const std::uint64_t requests = server_.requests();
   deliver(batch, newcomers);
+  if (came && requests == server_.requests()) leading.give_up_place();
+  if (serves && server_.backlog() != 0 && callbacks_.may_run()) monitor_.wake_sleepers();
 }
 
 // True: nothing was there when it had to wait.
 bool Arrivals::receive(Batch& batch, Deadline until) {
-  auto taken = batch.inbox->take(until, batch.wanted);
+  auto taken = batch.inbox->take(until, batch.wanted, batch.spins);
   if (!taken) {
     batch.lost = taken.error();
     return false;

@@ -35,7 +35,8 @@ class Arrivals {
 
   // Called with the lock, and releases it meanwhile. Takes in what is there, waiting for the first of it until `until`.
   // One thread at a time: Monitor::leading() says whether one is at it.
-  void lead(Lock& lock, client::Deadline until);
+  // `serves`: this thread runs one of the requests that arrive behind it, and waits for nothing else.
+  void lead(Lock& lock, client::Deadline until, bool serves = false);
   void take_held_back();                           // with the lock: what tests have held back, and is due
   void put_off(const client::RemoteEvent& event);  // of who joins or leads: it is looked at behind the messages
 

@@ -93,6 +93,7 @@ void Calls::forget(const std::shared_ptr<Future>& future) {
 }
 
 void Calls::tell(const std::shared_ptr<Future>& future) {
+  if (!future->subject && future->then.empty()) return monitor_.wake_waiters();
   callbacks_.add([future, subject = std::move(future->subject), then = std::move(future->then)] {
     for (const auto& one : then) one();
   });

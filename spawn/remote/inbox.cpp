@@ -19,7 +19,7 @@ using client::Deadline;
 using client::OutPart;
 using client::Pool;
 
-constexpr std::int64_t kSpin = 20'000;
+constexpr std::int64_t kSpin = 20'000, kLongestSpin = 200'000;
 // The deadline of a request to the broker, and then the pause until the next one. Longer each time, because a slow
 // broker must get the time to answer. The wait holds the pool's lock, which all threads need.
 constexpr std::int64_t kPause = 20'000'000, kLongestPause = 1'280'000'000;
@@ -66,6 +66,7 @@ Result<std::unique_ptr<Inbox>> Inbox::open(const std::shared_ptr<client::Session
   inbox->spec_.timeout = timeout;
   inbox->budget_ = std::make_shared<SlotBudget>(std::max(kMostHeld / world_size, kLeastHeld));
   inbox->spins_ = ::sysconf(_SC_NPROCESSORS_ONLN) > 1;
+  inbox->spin_ = kSpin;
   auto event = sys::event_fd();
   if (!event) return system_failure(event.error(), "eventfd for a worker");
   inbox->interrupt_ = std::move(*event);
@@ -161,12 +162,13 @@ bool Inbox::something_there() {
   return own_->something_there(false);
 }
 
-Result<Inbox::Taken> Inbox::take(Deadline deadline, std::uint64_t wanted) {
+Result<Inbox::Taken> Inbox::take(Deadline deadline, std::uint64_t wanted, bool may_spin) {
   Taken out;
   out.roomy = room_there(wanted);
   if (out.roomy != 0) deadline = Deadline::now();
   SHMB_TRY_VOID(own_->enter());
-  const std::int64_t spin_until = spins_ && !deadline.passed() ? sys::now_monotonic() + kSpin : 0;
+  const std::int64_t began = spins_ && !deadline.passed() ? sys::now_monotonic() : 0;
+  const std::int64_t spin_until = began != 0 && may_spin ? began + spin_ : 0;
   for (;;) {
     bool there = something_there();
     while (!there && out.messages.empty() && !interrupted_.load(std::memory_order_relaxed) &&
@@ -176,6 +178,10 @@ Result<Inbox::Taken> Inbox::take(Deadline deadline, std::uint64_t wanted) {
     if (!there && !out.messages.empty()) return out;
     auto received = own_->receive(message_, false, client::kNoWait);
     if (received) {
+      if (began != 0 && out.messages.empty()) {
+        const std::int64_t waited = sys::now_monotonic() - began;
+        spin_ = waited <= kLongestSpin ? std::clamp(2 * waited, kSpin, kLongestSpin) : kSpin;
+      }
       if (patience_ != kPause) be_patient(kPause);
       if (auto one = read_message(message_, budget_)) out.messages.push_back(std::move(*one));
       (void)message_.done();

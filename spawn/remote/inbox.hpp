@@ -39,13 +39,16 @@ class Inbox {
   // Takes the messages that are there, and waits for the first one until the deadline. `wanted`: a bit for each worker
   // whose queue had no room; room there ends the wait, too. `quiet`: no message was there when it had to wait, so it is
   // time to look at the broker's events. One thread at a time.
+  //
+  // Before it sleeps it looks for a while without a pause, as the last wait was short: where calls come one after
+  // another, to sleep and to wake takes longer than a call.
   struct Taken {
     std::vector<Incoming> messages;
     bool quiet = false;
     std::uint64_t roomy = 0;                  // of those wanted: a send is worth a try
     std::optional<client::RemoteEvent> told;  // by the broker, before the next event of its session
   };
-  Result<Taken> take(client::Deadline deadline, std::uint64_t wanted);
+  Result<Taken> take(client::Deadline deadline, std::uint64_t wanted, bool may_spin = true);
   bool something_there();  // From any thread: whether a take would have a message.
   // From any thread: the take that runs, or the next one, does not wait. It costs a system call only if the take
   // sleeps.
@@ -73,6 +76,7 @@ class Inbox {
   Fd interrupt_, wait_;
   std::atomic<bool> interrupted_ = false, asleep_ = false;
   bool spins_ = false;
+  std::int64_t spin_ = 0;      // how long the next take looks for a message before it sleeps
   std::int64_t patience_ = 0;  // with the broker, for the words of a message that are not mapped yet
 };
 

@@ -5,6 +5,12 @@
 // Threads that wait sleep here. One of them leads: it reads the inbox for all, and sleeps there. So wake() does two
 // things: it wakes the sleepers, and it interrupts the leader. The inbox is kept here for that reason. It is null
 // before the worker has joined and after its shutdown.
+//
+// A thread that waits for a call reads the answer itself, and a thread that serves reads the next request itself: to
+// wake another thread takes longer than most calls. So a thread that stops leading leaves the place to whoever leads
+// next, which is itself when calls come one after another. An idle thread that did not lead last looks for a vacant
+// place at intervals of kVacant, while leaders come and go. It leads when the place stays vacant: the last leader runs
+// a function for long, or its program is busy elsewhere.
 #pragma once
 
 #include <memory>
@@ -33,15 +39,25 @@ class Monitor {
   // Whether a thread leads that will not look again by itself before that time.
   bool leads_beyond(std::int64_t time) const { return leading_ && leads_until_ > time; }
   void wake();
+  // The same for threads that wait for something. Idle ones have nothing to do for it.
+  void wake_waiters() {
+    changed_.notify_all();
+    wake_leader();
+  }
+  // A request waits for a thread that serves.
+  void wake_for_work();
   // Of the threads that idle one is enough: it looks for whatever there is, and hands the rest on.
   void wake_sleepers() {
     changed_.notify_all();
-    idle_.notify_one();
-    told_idle_ = true;
+    wake_idle();
   }
   void wake_leader();
   void sleep(Lock& lock, client::Deadline until);  // a signal ends it
   void idle(Lock& lock, client::Deadline until);   // the same for a thread that waits for nothing in particular
+  // Whether such a thread leads now: it led last, or nobody has for kVacant.
+  bool may_lead_idly() const;
+  // Before this thread does something that may take long: a vacant place has a thread that looks at it.
+  void watch_lead();
   // True: `done` has become true before `longest` was over.
   template <class Done>
   bool sleep_for(Lock& lock, std::int64_t longest, Done done) {
@@ -54,7 +70,9 @@ class Monitor {
   // While it exists this thread leads. However it ends, the lock is held behind it, and another thread may lead.
   class Leading {
    public:
-    Leading(Monitor& monitor, Lock& lock, client::Deadline until) : monitor_(monitor), lock_(lock) {
+    // `serves`: this thread runs one of the requests that arrive, as soon as it does not lead any more.
+    Leading(Monitor& monitor, Lock& lock, client::Deadline until, bool serves) : monitor_(monitor), lock_(lock) {
+      monitor_.leader_serves_ = serves;
       monitor_.leading_ = true;
       monitor_.leader_ = std::this_thread::get_id();
       monitor_.leads_until_ = until.time();
@@ -66,11 +84,11 @@ class Monitor {
       lock_.lock();
       monitor_.told_idle_ = false;
     }
+    // What has arrived was for threads that wait. One of them leads next, if it calls again.
+    void give_up_place() { monitor_.leader_ = {}; }
     ~Leading() {
       if (!lock_.owns_lock()) deliver();
-      monitor_.leading_ = false;
-      if (monitor_.told_idle_) monitor_.changed_.notify_all();
-      else monitor_.wake_sleepers();
+      monitor_.leave_lead();
     }
 
    private:
@@ -79,12 +97,22 @@ class Monitor {
   };
 
  private:
+  void leave_lead();
+  void wake_idle() {
+    idle_.notify_one();
+    told_idle_ = true;
+  }
+
   mutable std::mutex mutex_;
   client::Condition changed_, idle_;
   std::shared_ptr<Inbox> inbox_;
   bool leading_ = false;
-  bool told_idle_ = false;  // one of them will look, when the leader gives up the lock
-  std::thread::id leader_;
+  bool leader_serves_ = false;
+  bool told_idle_ = false;                    // one of them will look, when the leader gives up the lock
+  bool watched_ = false;                      // an idle thread looks for a vacant place
+  std::uint32_t leads_ = 0, leads_seen_ = 0;  // how often a thread has stopped leading, and as the watch saw it
+  std::int64_t vacant_since_ = 0;
+  std::thread::id leader_;  // the last one
   std::int64_t leads_until_ = 0;
 };
 

@@ -57,7 +57,7 @@ void Server::admit(std::unique_ptr<Request> request) {
   }
   if (work_.size() < kMostWaiting) {
     work_.push_back(std::move(request));
-    return monitor_.wake();
+    return monitor_.wake_for_work();
   }
   refuse(std::move(request),
          "65536 calls wait at this worker, which are all that it lets wait, and this is one more: give it more "
@@ -175,7 +175,7 @@ void Server::ran() {
   if (life_.forked()) return;
   const std::lock_guard lock(monitor_.mutex());
   --running_;
-  monitor_.wake();
+  monitor_.wake_waiters();  // a shutdown waits for the last one
 }
 
 // ---------------------------------------------------------------- running
@@ -185,6 +185,7 @@ bool Server::run_one(Lock& lock) {
   std::unique_ptr<Request> request = std::move(work_.front());
   work_.pop_front();
   if (!work_.empty()) monitor_.wake_sleepers();
+  else monitor_.watch_lead();
   request->counted = true;
   ++running_;
   lock.unlock();

@@ -12,7 +12,7 @@ copies the pages that they write.
 """
 from __future__ import annotations
 
-import io
+import copyreg
 import pickle
 import struct
 import threading
@@ -29,31 +29,37 @@ _HEAD = struct.Struct("<BBHI")
 _REGION, _PRIVATE = 1 << 63, 1 << 62
 _ALIGNED = 16
 
-Reducer = Callable[["Pickler", Any], Any]
-_reducers: dict[type, Reducer] = {}
-_arriving = threading.local()
+_reducers: dict[type, Callable[[Any], Any]] = {}
 
 
-def register(kind: type, reducer: Reducer) -> None:
-    """How objects of exactly this type travel: as reducer_override of pickle gives it."""
+class _Work(threading.local):
+    """What this thread packs or unpacks now: reducers and rebuilding functions ask for it."""
+
+    going: list[Any] | None = None
+    arriving: Any = None
+
+
+_work = _Work()
+
+
+def register(kind: type, reducer: Callable[[Any], Any]) -> None:
+    """How objects of exactly this type travel: as __reduce__ gives it."""
     _reducers[kind] = reducer
 
 
-class Pickler(pickle.Pickler):
-    """One message. `references` may begin with the one that a call is about."""
+def refer(reference: Any) -> int:
+    """The number of a reference that the message in the making carries."""
+    going = _work.going
+    if going is None:
+        raise pickle.PicklingError("a reference is pickled in messages of rpc only")
+    going.append(reference)
+    return len(going) - 1
 
-    def __init__(self, file: io.BytesIO, references: list[Any]) -> None:
-        self.buffers: list[pickle.PickleBuffer] = []
-        self.references = references
-        super().__init__(file, 5, buffer_callback=self.buffers.append)
 
-    def reducer_override(self, value: Any) -> Any:
-        reducer = _reducers.get(type(value))
-        return NotImplemented if reducer is None else reducer(self, value)
+class _Sink(list[Any]):
+    """A file for the pickler, which writes few and large pieces."""
 
-    def refer(self, reference: Any) -> int:
-        self.references.append(reference)
-        return len(self.references) - 1
+    write = list.append
 
 
 class Snapshot:
@@ -71,19 +77,24 @@ def is_message(data: bytes | bytearray) -> bool:
 def pack(world: _core.RemoteWorld, value: Any, references: list[Any] | None = None,
          snapshot: Snapshot | None = None) -> Payload:
     """`snapshot`: for a value that is one buffer, where its region is kept, or is already."""
-    file = io.BytesIO()
-    pickler = Pickler(file, [] if references is None else references)
-    pickler.dump(value)
-    pickled = file.getbuffer()
+    pieces, found = _Sink(), []
+    pickler = pickle.Pickler(pieces, 5, buffer_callback=found.append)  # type: ignore[arg-type]
+    pickler.dispatch_table = {**copyreg.dispatch_table, **_reducers}
+    going: list[Any] = [] if references is None else references
+    before, _work.going = _work.going, going
+    try:
+        pickler.dump(value)
+    finally:
+        _work.going = before
     numbers: list[int] = []
     inline: list[memoryview] = []
     regions: list[_core.Region] = []
-    for buffer in pickler.buffers:
+    for buffer in found:
         view = buffer.raw()
         if view.nbytes < IN_REGION:
             numbers.append(view.nbytes)
             inline.append(view)
-        elif snapshot is not None and len(pickler.buffers) == 1:
+        elif snapshot is not None and len(found) == 1:
             if snapshot.region is None:
                 region = _filled(world, view)
                 region.publish()
@@ -93,17 +104,16 @@ def pack(world: _core.RemoteWorld, value: Any, references: list[Any] | None = No
         else:
             numbers.append(view.nbytes | _REGION)
             regions.append(_filled(world, view))
-    head = _HEAD.size + 8 * len(numbers)
+    at = _HEAD.size + 8 * len(numbers)
     parts: list[Any] = [_HEAD.pack(MAGIC, 0, 0, len(numbers)), struct.pack(f"<{len(numbers)}Q", *numbers)]
-    at = head
     for view in inline:
         pad = -at % _ALIGNED
         if pad:
             parts.append(bytes(pad))
         parts.append(view)
         at += pad + view.nbytes
-    parts.append(pickled)
-    return b"".join(parts), regions, pickler.references
+    parts += pieces
+    return b"".join(parts), regions, going
 
 
 def _filled(world: _core.RemoteWorld, view: memoryview) -> _core.Region:
@@ -130,17 +140,16 @@ def unpack(content: tuple[bytearray, tuple[Any, ...], tuple[Any, ...]]) -> Any:
             at += -at % _ALIGNED
             buffers.append(whole[at : at + length])
             at += length
-    before = getattr(_arriving, "references", None)
-    _arriving.references = references
+    before, _work.arriving = _work.arriving, references
     try:
         return pickle.loads(whole[at:], buffers=buffers)
     except AttributeError as error:
         raise AttributeError(f"{error} Default RPC pickler does not serialize function code. Ensure that UDFs are "
                              "defined on both caller and callee modules.") from error
     finally:
-        _arriving.references = before
+        _work.arriving = before
 
 
 def arrived_reference(number: int) -> _core.RemoteReference:
     """For what is being unpickled by this thread."""
-    return _arriving.references[number]  # type: ignore[no-any-return]
+    return _work.arriving[number]  # type: ignore[no-any-return]

@@ -198,10 +198,10 @@ def _read_type(content: tuple[bytearray, Any, Any]) -> Any:
     return found
 
 
-def _reduce(pickler: message.Pickler, rref: RRef[Any]) -> Any:
+def _reduce(rref: RRef[Any]) -> Any:
     if state.current_or_none() is not rref._world:
         raise RuntimeError(f"{rref}: Cannot call fork an UserRRef after deletion.")
-    return _arrived, (pickler.refer(rref._reference),)
+    return _arrived, (message.refer(rref._reference),)
 
 
 def _arrived(number: int) -> RRef[Any]:

@@ -34,20 +34,29 @@ def memory_of(tensor: torch.Tensor) -> Any:
     return (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
 
 
-def _reduce_tensor(pickler: message.Pickler, tensor: torch.Tensor) -> Any:
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
     if not is_plain(tensor):
-        return NotImplemented
+        return tensor.__reduce_ex__(5)
     size, grad = tuple(tensor.size()), tensor.requires_grad
     kind = type(tensor)
     if tensor.numel() == 0:
         return _empty, (kind, tensor.dtype, size, tensor.stride(), grad)
-    with torch.no_grad():
-        if not tensor.is_contiguous() and _extent(size, tensor.stride()) != tensor.numel():
-            tensor = tensor.contiguous()
+    gapless = tensor.is_contiguous()
+    if not gapless:
+        with torch.no_grad():
+            if _extent(size, tensor.stride()) != tensor.numel():
+                tensor, gapless = tensor.contiguous(), True
     memory = memory_of(tensor)
     memory._tensor = tensor  # as long as the buffer
-    stride = None if tensor.is_contiguous() else tensor.stride()
-    return _rebuild, (kind, pickle.PickleBuffer(memory), tensor.dtype, size, stride, grad)
+    buffer = pickle.PickleBuffer(memory)
+    if gapless and not grad and kind is torch.Tensor:
+        return _rebuild_plain, (buffer, tensor.dtype, size)
+    return _rebuild, (kind, buffer, tensor.dtype, size, None if gapless else tensor.stride(), grad)
+
+
+def _rebuild_plain(memory: Any, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
+    flat = torch.frombuffer(memory, dtype=dtype)
+    return flat if len(size) == 1 else flat.view(size)
 
 
 def _typed(kind: type, tensor: torch.Tensor, grad: bool) -> torch.Tensor:
@@ -66,7 +75,7 @@ def _empty(kind: type, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[
     return _typed(kind, torch.empty_strided(size, stride, dtype=dtype), grad)
 
 
-def _reduce_function(_: message.Pickler, function: Any) -> Any:
+def _reduce_function(function: Any) -> Any:
     return _function, (_jit_name(function), getattr(function, "__name__", ""))
 
 
@@ -77,7 +86,7 @@ def _function(qualified: str, name: str) -> Any:
     return found
 
 
-def _reduce_module(_: message.Pickler, module: Any) -> Any:
+def _reduce_module(module: Any) -> Any:
     file = io.BytesIO()
     torch.jit.save(module, file)
     return _module, (file.getvalue(),)
