@@ -320,6 +320,11 @@ RECORDS = {
     "references": ("reference_record",
                    {"world": 31, "reference": REFERENCE, "owner": 2, "state": 4, "users": 3, "in_flight": 1, "user_ranks": 0xb,
                     "created": 10**12}, {"error": "ValueError: expected error"}),
+    "reports": ("report_record",
+                {"report": 9, "session": 5, "group": 2, "bytes": 10 * GIB, "gpu_bytes": GIB, "when": 10**12, "uid": 1000, "pid": 4242,
+                 "regions": 7, "leases": 11, "how": 2, "code": 9},
+                {"group": "train", "library": "python3 (libshmbroker 0.1.0)", "ending": "killed by SIGKILL"}),
+    "refusals": ("refusal_record", {"slot": 1, "scope": 3, "count": 12}, {}),
 }
 
 

@@ -60,6 +60,8 @@ const char* slot_word(std::uint16_t slot) {
       return "timelines";
     case SHMBW_SLOT_LIFETIME:
       return "lifetime";
+    case SHMBW_SLOT_CREATES:
+      return "regions a second";
     default:
       return "capacity";
   }

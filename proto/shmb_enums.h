@@ -30,7 +30,8 @@ enum shmb_limit_slot {
   SHMB_SLOT_GPU_BYTES = 21,
   SHMB_SLOT_GPU_DESCRIPTORS = 22,
   SHMB_SLOT_LIFETIME = 23,
-  SHMB_SLOT_TIMELINES = 24
+  SHMB_SLOT_TIMELINES = 24,
+  SHMB_SLOT_CREATES = 25
 };
 
 /* Whose limit it is. */

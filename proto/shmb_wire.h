@@ -109,6 +109,7 @@ enum shmbw_slot {
   SHMBW_SLOT_GPU_DESCRIPTORS = 22,
   SHMBW_SLOT_LIFETIME = 23,
   SHMBW_SLOT_TIMELINES = 24,
+  SHMBW_SLOT_CREATES = 25,
 };
 
 enum shmbw_scope {
@@ -183,6 +184,8 @@ enum shmbw_table {
   SHMBW_TABLE_WORKERS = 11,
   SHMBW_TABLE_REFERENCES = 12,
   SHMBW_TABLE_GPU_REGIONS = 13,
+  SHMBW_TABLE_REPORTS = 14,
+  SHMBW_TABLE_REFUSALS = 15,
 };
 
 enum shmbw_queue_kind {
@@ -1460,6 +1463,32 @@ struct shmbw_participant_record {
   uint64_t unread; /* messages in its lanes that wait for readers */
 };
 
+struct shmbw_report_record {
+  uint64_t report; /* its number; never reused within an epoch */
+  uint64_t session;
+  uint64_t group; /* it was in; 0: none */
+  uint64_t bytes; /* freed */
+  uint64_t gpu_bytes; /* of them on GPUs */
+  int64_t when; /* CLOCK_BOOTTIME nanoseconds */
+  uint32_t uid;
+  uint32_t pid; /* 0 unknown */
+  uint32_t regions; /* freed */
+  uint32_t leases; /* given back */
+  uint32_t how; /* enum death */
+  int32_t code; /* exit status or signal */
+  uint16_t group_len; /* bytes of text group */
+  uint16_t library_len; /* bytes of text library, as HELLO gave it */
+  uint16_t ending_len; /* bytes of text ending: how it ended, in words */
+  uint16_t reserved; /* zero */
+};
+
+struct shmbw_refusal_record {
+  uint16_t slot; /* enum slot: what was short */
+  uint16_t scope; /* enum scope: whose limit */
+  uint32_t reserved; /* zero */
+  uint64_t count; /* refusals since start, of all users */
+};
+
 struct shmbw_world_record {
   uint64_t world;
   uint64_t group;
@@ -2359,6 +2388,28 @@ SHMBW_CHECK(offsetof(struct shmbw_participant_record, slots_held) == 36);
 SHMBW_CHECK(offsetof(struct shmbw_participant_record, reading) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_participant_record, writing) == 44);
 SHMBW_CHECK(offsetof(struct shmbw_participant_record, unread) == 48);
+SHMBW_CHECK(sizeof(struct shmbw_report_record) == 80);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, report) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, session) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, group) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, bytes) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, gpu_bytes) == 32);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, when) == 40);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, uid) == 48);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, pid) == 52);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, regions) == 56);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, leases) == 60);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, how) == 64);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, code) == 68);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, group_len) == 72);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, library_len) == 74);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, ending_len) == 76);
+SHMBW_CHECK(offsetof(struct shmbw_report_record, reserved) == 78);
+SHMBW_CHECK(sizeof(struct shmbw_refusal_record) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_refusal_record, slot) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_refusal_record, scope) == 2);
+SHMBW_CHECK(offsetof(struct shmbw_refusal_record, reserved) == 4);
+SHMBW_CHECK(offsetof(struct shmbw_refusal_record, count) == 8);
 SHMBW_CHECK(sizeof(struct shmbw_world_record) == 80);
 SHMBW_CHECK(offsetof(struct shmbw_world_record, world) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_world_record, group) == 8);

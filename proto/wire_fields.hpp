@@ -950,6 +950,32 @@ template <class F> constexpr void visit_fields(shmbw_participant_record& s, F&& 
   f("writing", s.writing);
   f("unread", s.unread);
 }
+constexpr bool reserved_zero(const shmbw_report_record& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_report_record& s, F&& f) {
+  f("report", s.report);
+  f("session", s.session);
+  f("group", s.group);
+  f("bytes", s.bytes);
+  f("gpu_bytes", s.gpu_bytes);
+  f("when", s.when);
+  f("uid", s.uid);
+  f("pid", s.pid);
+  f("regions", s.regions);
+  f("leases", s.leases);
+  f("how", s.how);
+  f("code", s.code);
+  f("group_len", s.group_len);
+  f("library_len", s.library_len);
+  f("ending_len", s.ending_len);
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_refusal_record& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_refusal_record& s, F&& f) {
+  f("slot", s.slot);
+  f("scope", s.scope);
+  f("reserved", s.reserved);
+  f("count", s.count);
+}
 constexpr bool reserved_zero(const shmbw_world_record& s) { return s.reserved0 == 0; }
 template <class F> constexpr void visit_fields(shmbw_world_record& s, F&& f) {
   f("world", s.world);
@@ -1360,6 +1386,13 @@ template <class F> constexpr void visit_texts(shmbw_queue_record& s, F&& f) {
 }
 template <class F> constexpr void visit_texts(shmbw_participant_record&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_report_record& s, F&& f) {
+  f("group", s.group_len);
+  f("library", s.library_len);
+  f("ending", s.ending_len);
+}
+template <class F> constexpr void visit_texts(shmbw_refusal_record&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_world_record& s, F&& f) {
   f("address", s.address_len);
 }
@@ -1509,6 +1542,8 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(7, pool_record, false) \
   X(8, queue_record, false) \
   X(9, participant_record, false) \
+  X(14, report_record, false) \
+  X(15, refusal_record, false) \
   X(10, world_record, false) \
   X(11, worker_record, false) \
   X(12, reference_record, false) \

@@ -57,9 +57,9 @@ int run(int argc, char** argv) {
       "Exit codes: 0 ok, 1 error, 2 usage, 3 no broker, 4 refused, 5 not found, 6 findings, "
       "7 could not see all, 124 deadline; "
       "`run` gives the command's.");
-  const Command commands[] = {add_list(app),    add_inspect(app), add_status(app),  add_put(app), add_cat(app),
-                              add_release(app), add_limit(app),   add_metrics(app), add_run(app), add_leaks(app),
-                              add_gc(app),      add_map(app),     add_doctor(app)};
+  const Command commands[] = {add_list(app),    add_inspect(app), add_status(app),  add_put(app),    add_cat(app),
+                              add_release(app), add_limit(app),   add_metrics(app), add_events(app), add_watch(app),
+                              add_run(app),     add_leaks(app),   add_gc(app),      add_map(app),    add_doctor(app)};
   std::string shell;
   CLI::App* completes = app.add_subcommand("completion", "The completion script of a shell, on standard output");
   completes->add_option("SHELL", shell, "bash, zsh or fish")->required();

@@ -14,9 +14,6 @@
 namespace shmb::tools {
 namespace {
 
-// "python3 (libshmbroker 0.1.0)": the library's suffix adds nothing here.
-std::string program_text(const std::string& library) { return library.substr(0, library.find(" (libshmbroker ")); }
-
 std::string groups_text(const ProcessRow& row) {
   std::string out;
   for (const std::string& group : row.groups) out += (out.empty() ? "" : ", ") + group;

@@ -7,6 +7,7 @@
 #include <ctime>
 
 #include "base/sys_process.hpp"
+#include "proto/names.hpp"
 
 namespace shmb::tools {
 namespace {
@@ -45,15 +46,41 @@ std::string dump(const Json& json) {
 
 Json time_json(std::int64_t boottime) {
   if (boottime == 0) return nullptr;
-  timespec wall{};
-  ::clock_gettime(CLOCK_REALTIME, &wall);
-  const std::int64_t now = wall.tv_sec * kSecond + wall.tv_nsec;
-  const std::time_t seconds = (now + (boottime - sys::now_boottime())) / kSecond;
+  const std::time_t seconds = wall_seconds(boottime);
   std::tm parts{};
   ::gmtime_r(&seconds, &parts);
   char text[40];
   const std::size_t size = std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S+00:00", &parts);
   return std::string(text, size);
+}
+
+Json report_json(const client::ReportRow& row) {
+  const shmbw_report_record& record = row.record;
+  return {{"time", time_json(record.when)},
+          {"uid", record.uid},
+          {"pid", record.pid == 0 ? Json() : Json(record.pid)},
+          {"program", text_or_null(program_text(row.library))},
+          {"group", text_or_null(row.group)},
+          {"group_id", record.group == 0 ? Json() : Json(names::id_text(record.group))},
+          {"freed_bytes", record.bytes},
+          {"freed_gpu_bytes", record.gpu_bytes},
+          {"regions", record.regions},
+          {"leases", record.leases},
+          {"how", death_text(record.how)},
+          {"code", record.code},
+          {"ending", row.ending}};
+}
+
+Json reclaim_json(const client::Event& event) {
+  return {{"event", "reclaim"},
+          {"uid", event.uid},
+          {"pid", event.pid == 0 ? Json() : Json(event.pid)},
+          {"group_id", event.group == 0 ? Json() : Json(names::id_text(event.group))},
+          {"freed_bytes", event.bytes},
+          {"regions", event.regions},
+          {"how", death_text(event.how)},
+          {"code", event.code},
+          {"text", event.text}};
 }
 
 std::string mode_text(std::uint32_t mode) {

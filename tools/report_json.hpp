@@ -25,6 +25,8 @@ Json ticket_json(const TicketRow& row);
 Json pool_json(const PoolRow& row);
 Json queue_json(const QueueRow& row, const std::string& address);
 Json participant_json(const ParticipantRow& row, const std::string& program);
+Json report_json(const client::ReportRow& row);
+Json reclaim_json(const client::Event& event);  // of kind reclaim
 Json broker_json(const Viewer& viewer, const BrokerStatus& status);
 
 // CLOCK_BOOTTIME as "2026-01-31T12:00:00+00:00"; null for 0.

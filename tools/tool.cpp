@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <ctime>
 #include <map>
 #include <span>
 #include <utility>
@@ -113,6 +114,21 @@ std::string age_text(std::int64_t boottime) {
   const std::int64_t age = sys::now_boottime() - boottime;
   constexpr std::int64_t second = 1'000'000'000;
   return age < second ? "0s" : format_duration(age - age % second);
+}
+
+std::string local_time_text(std::int64_t boottime) {
+  const std::time_t when = wall_seconds(boottime);
+  std::tm parts{};
+  ::localtime_r(&when, &parts);
+  char text[40];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts)};
+}
+
+std::time_t wall_seconds(std::int64_t boottime) {
+  constexpr std::int64_t second = 1'000'000'000;
+  timespec wall{};
+  ::clock_gettime(CLOCK_REALTIME, &wall);
+  return (wall.tv_sec * second + wall.tv_nsec + (boottime - sys::now_boottime())) / second;
 }
 
 std::string default_group() {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 #include <functional>
 #include <string>
 
@@ -41,6 +42,8 @@ Command add_cat(CLI::App& app);
 Command add_release(CLI::App& app);
 Command add_limit(CLI::App& app);
 Command add_metrics(CLI::App& app);
+Command add_events(CLI::App& app);
+Command add_watch(CLI::App& app);
 Command add_run(CLI::App& app);
 Command add_leaks(CLI::App& app);
 Command add_gc(CLI::App& app);
@@ -65,10 +68,12 @@ bool print(const std::string& text);
 void print_with_next(std::string text);
 
 std::string size_text(const Common& common, std::uint64_t bytes);
-std::string user_text(std::uint32_t uid);     // "mara", or the number when unknown
-std::string age_text(std::int64_t boottime);  // since then: "3h12m"
-std::string default_group();                  // "shell-<uid>"
-bool in_a_group();                            // SHMBROKER_GROUP is set, as in `run`: bare names are in that group
+std::string user_text(std::uint32_t uid);            // "mara", or the number when unknown
+std::string age_text(std::int64_t boottime);         // since then: "3h12m"
+std::time_t wall_seconds(std::int64_t boottime);     // CLOCK_BOOTTIME as seconds since 1970
+std::string local_time_text(std::int64_t boottime);  // "2026-01-31 12:00:00", in the time zone of the caller
+std::string default_group();                         // "shell-<uid>"
+bool in_a_group();  // SHMBROKER_GROUP is set, as in `run`: bare names are in that group
 std::string count_text(std::uint64_t number, const char* noun, const char* plural = "s");  // "1 region", "2 regions"
 
 }  // namespace shmb::tools

@@ -99,6 +99,8 @@ std::string held_text(const shmbw_region_record& record, const std::vector<PoolR
          (both || record.tickets + record.queues > 1 ? " hold it" : " holds it");
 }
 
+std::string program_text(const std::string& library) { return library.substr(0, library.find(" (libshmbroker ")); }
+
 std::string page_text(std::uint32_t page_kind) {
   constexpr std::array<const char*, 5> names{"unknown", "4K", "2M", "mixed", "unpopulated"};
   return std::string(pick(names, page_kind));
@@ -107,6 +109,11 @@ std::string page_text(std::uint32_t page_kind) {
 std::string session_state_text(std::uint32_t state) {
   constexpr std::array<const char*, 6> names{"none", "member", "heir", "supervisor", "disconnected", "leaving"};
   return std::string(pick(names, state));
+}
+
+std::string death_text(std::uint32_t how) {
+  constexpr std::array<const char*, 4> names{"unknown", "exited", "killed", "disconnected"};
+  return std::string(pick(names, how));
 }
 
 std::string keep_text(std::int64_t keep) {

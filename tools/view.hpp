@@ -38,9 +38,11 @@ std::string state_text(const shmbw_region_record& record);
 // The holders of a region that no name and no process holds, to follow its state: ", slots of cam/frames", ", only 1
 // ticket holds it". Empty for others.
 std::string held_text(const shmbw_region_record& record, const std::vector<PoolRow>& pools);
+std::string program_text(const std::string& library);  // "python3" of "python3 (libshmbroker 0.1.0)"
 std::string page_text(std::uint32_t page_kind);
 std::string session_state_text(std::uint32_t state);
-std::string keep_text(std::int64_t keep);  // "0", "10m", "until-released"
+std::string death_text(std::uint32_t how);  // "killed"
+std::string keep_text(std::int64_t keep);   // "0", "10m", "until-released"
 std::string queue_kind_text(std::uint32_t kind);
 std::string queue_flags_text(std::uint32_t flags);  // "drop-oldest expiring"
 std::string queue_state_text(const QueueRow& row);  // "open", "closed"

@@ -66,6 +66,14 @@ bool take_texts(wire::RecordReader& reader, GpuRow& row) {
   row.group = *group, row.name = *name;
   return true;
 }
+bool take_texts(wire::RecordReader& reader, ReportRow& row) {
+  auto group = reader.text(row.record.group_len), library = reader.text(row.record.library_len);
+  auto ending = reader.text(row.record.ending_len);
+  if (!group || !library || !ending) return false;
+  row.group = *group, row.library = *library, row.ending = *ending;
+  return true;
+}
+bool take_texts(wire::RecordReader&, RefusalRow&) { return true; }
 
 template <class Row>
 Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& selection, Deadline deadline) {
@@ -194,6 +202,12 @@ Result<Listing<ReferenceRow>> list_references(Session& session, const Selection&
 }
 Result<Listing<GpuRow>> list_gpu_regions(Session& session, const Selection& selection, Deadline deadline) {
   return list<GpuRow>(session, SHMBW_TABLE_GPU_REGIONS, selection, deadline);
+}
+Result<Listing<ReportRow>> list_reports(Session& session, const Selection& selection, Deadline deadline) {
+  return list<ReportRow>(session, SHMBW_TABLE_REPORTS, selection, deadline);
+}
+Result<Listing<RefusalRow>> list_refusals(Session& session, Deadline deadline) {
+  return list<RefusalRow>(session, SHMBW_TABLE_REFUSALS, {}, deadline);
 }
 
 Result<BrokerStatus> broker_status(Session& session, Deadline deadline) {

@@ -68,6 +68,14 @@ struct ReferenceRow {
   std::string error;
 };
 
+struct ReportRow {
+  shmbw_report_record record{};
+  std::string group, library, ending;
+};
+struct RefusalRow {
+  shmbw_refusal_record record{};
+};
+
 struct GpuRow {
   shmbw_gpu_record record{};
   std::string group, name;
@@ -97,6 +105,10 @@ Result<Listing<ParticipantRow>> list_participants(Session& session, const Select
 Result<Listing<WorldRow>> list_worlds(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<WorkerRow>> list_workers(Session& session, const Selection& selection, Deadline deadline);
 Result<Listing<ReferenceRow>> list_references(Session& session, const Selection& selection, Deadline deadline);
+
+// Reclaims that the broker still knows of. The selection's group may have ended.
+Result<Listing<ReportRow>> list_reports(Session& session, const Selection& selection, Deadline deadline);
+Result<Listing<RefusalRow>> list_refusals(Session& session, Deadline deadline);
 
 Result<Listing<GpuRow>> list_gpu_regions(Session& session, const Selection& selection, Deadline deadline);
 

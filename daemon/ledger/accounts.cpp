@@ -64,6 +64,11 @@ void Accounts::drop_uid(std::uint32_t uid) {
   if (at != uids.end() && --at->second.users == 0) uids.erase(at);
 }
 
+void Accounts::note_refusal(const Error& error) {
+  ++refusals;
+  if (error.shortage.slot != SHMBW_SLOT_NONE) ++refused_by[{error.shortage.slot, error.shortage.scope}];
+}
+
 std::uint64_t Accounts::descriptors() const {
   // Without a figure from the transport: a socket and a pidfd for each session, and the standard streams.
   std::uint64_t transport =

@@ -72,8 +72,10 @@ struct Accounts {
   std::uint64_t open_descriptors = 0;  // of regions
   std::uint64_t live_sessions = 0;
   std::uint64_t requests = 0, refusals = 0;
+  void note_refusal(const Error& error);
 
-  // by slot and scope: time of the last log line
+  // By slot and scope: how often that limit has refused, and the time of the last log line.
+  std::map<std::pair<std::uint16_t, std::uint16_t>, std::uint64_t> refused_by;
   std::map<std::pair<std::uint16_t, std::uint16_t>, std::int64_t> refusals_logged;
   struct Holders {
     std::uint64_t request = 0;

@@ -128,16 +128,20 @@ static void print(Sessions& sessions, const ReclaimReport& report, const sys::Ex
                 format_size(report.tally.bytes) + " freed" +
                 (report.tally.gpu_bytes == 0 ? std::string()
                                              : ", " + format_size(report.tally.gpu_bytes) + " of it on GPUs");
+  const std::string ending = lives ? "it still runs, and has only closed its connection" : death_text(report.lazy, how);
   std::string text = "reclaim: uid " + std::to_string(report.uid) + " pid " +
                      (report.pid ? std::to_string(report.pid) : std::string("unknown")) +
                      (report.group_text.empty() ? std::string() : " group " + report.group_text) + ": " + left + "; " +
-                     (lives ? "it still runs, and has only closed its connection" : death_text(report.lazy, how));
+                     ending;
   ++sessions.reclaims;
   sessions.bytes_reclaimed += report.tally.bytes;
   sessions.host.log(6, text);
   shmbw_death death = how ? (how->killed ? SHMBW_DEATH_KILLED : SHMBW_DEATH_EXITED)
                           : (report.lazy ? SHMBW_DEATH_DISCONNECTED : SHMBW_DEATH_UNKNOWN);
-  tell_reclaim(sessions.watches, report, death, how ? how->code : 0, text);
+  const std::int32_t code = how ? how->code : 0;
+  sessions.told.add({report.session, report.group, sessions.host.now(), report.uid, report.pid, report.tally, death,
+                     code, report.group_text, report.library, ending});
+  tell_reclaim(sessions.watches, report, death, code, text);
 }
 
 void report_reclaim(Sessions& sessions, const Session& session, const Tally& tally, std::uint64_t group,
@@ -149,6 +153,7 @@ void report_reclaim(Sessions& sessions, const Session& session, const Tally& tal
   report.pid = session.pid;
   report.lazy = session.lazy;
   report.group_text = group_text;
+  report.library = session.library;
   report.tally = tally;
   if (!session.process_gone && session.has_pidfd) sessions.host.timers.set(report, sessions.host.now() + kExitWait);
   else report_exit(sessions, session.id, session.exit ? &*session.exit : nullptr);

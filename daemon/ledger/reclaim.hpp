@@ -50,7 +50,7 @@ struct ReclaimReport final : Timer {
   std::uint64_t session = 0, group = 0;
   std::uint32_t uid = 0, pid = 0;
   bool lazy = false;
-  std::string group_text;
+  std::string group_text, library;
   Tally tally;
 };
 

@@ -9,6 +9,7 @@
 #include "daemon/ledger/accounts.hpp"
 #include "daemon/ledger/host.hpp"
 #include "daemon/ledger/reclaim.hpp"
+#include "daemon/ledger/report_log.hpp"
 #include "daemon/ledger/session.hpp"
 
 namespace shmb::daemon {
@@ -27,7 +28,8 @@ struct Sessions {
         groups(owners),
         regions(memory),
         all(&around.nodes),
-        reports(&around.nodes) {}
+        reports(&around.nodes),
+        told(around.nodes) {}
   Sessions(const Sessions&) = delete;
   Sessions& operator=(const Sessions&) = delete;
 
@@ -45,6 +47,7 @@ struct Sessions {
   std::pmr::map<std::uint64_t, Session> all;
   std::uint64_t last_id = 0;
   std::pmr::map<std::uint64_t, ReclaimReport> reports;  // that wait for an exit status, by session
+  ReportLog told;                                       // the last of those that were made
   std::uint64_t reclaims = 0, bytes_reclaimed = 0;
 };
 

@@ -112,7 +112,7 @@ class BatchAnswer {
     out_.element(next_++, reply);
   }
   void fail(const Error& error) {
-    ++request_.ledger.accounts.refusals;
+    request_.ledger.accounts.note_refusal(error);
     Reply reply{};
     std::string detail = wire::element_detail(error, std::min(out_.room(), detail_room_));
     reply.outcome = {static_cast<std::int32_t>(error.status), SHMBW_NO_FD, static_cast<std::uint16_t>(detail.size())};

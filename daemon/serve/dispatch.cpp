@@ -12,7 +12,7 @@
 namespace shmb::daemon {
 
 void Request::fail(const Error& error) const {
-  ++ledger.accounts.refusals;
+  ledger.accounts.note_refusal(error);
   if (silent()) return;
   auto buffer = std::span(ledger.reply.buffer.get(), std::size_t{SHMBW_MAX_MESSAGE});
   session.link->reply(wire::write_error_reply(buffer, packet.header.op, packet.header.tag, error), {});

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <ranges>
 #include <string_view>
@@ -21,7 +22,7 @@ namespace shmb::daemon {
 
 struct Filter {
   shmbw_list wish;
-  std::string_view name;
+  std::string_view name, group_text;
   const Group* group = nullptr;  // of the text, if one was given
   bool nothing = false;          // the text names no group that the session may know of
 
@@ -110,10 +111,9 @@ class Page {
     if (full_) reply_.next = last_;
     return !full_;
   }
-  void add(std::uint64_t key, const Record& record, std::string_view first = {}, std::string_view second = {}) {
+  void add(std::uint64_t key, const Record& record, std::initializer_list<std::string_view> texts = {}) {
     out_.append(record);
-    out_.text(first);
-    out_.text(second);
+    for (const std::string_view text : texts) out_.text(text);
     ++reply_.count;
     last_ = key;
   }
@@ -160,7 +160,10 @@ void sort_page(std::vector<const Row*>& rows) {
   sort_page<Record>(rows, [](const Row* row) { return row->serial; });
 }
 
-// For worlds: serve_remote.cpp.
+// In reports.cpp.
+void list_reports(const Request& request, const Filter& filter);
+void list_refusals(const Request& request, const Filter& filter);
+// For worlds: remote.cpp.
 void list_worlds(const Request& request, const Filter& filter);
 void list_workers(const Request& request, const Filter& filter);
 void list_references(const Request& request, const Filter& filter);

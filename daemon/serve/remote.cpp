@@ -198,7 +198,7 @@ void list_worlds(const Request& request, const Filter& filter) {
     record.created = home.created;
     record.replaced = home.replaced;
     record.address_len = static_cast<std::uint16_t>(home.address.size());
-    page.add(id, record, home.address);
+    page.add(id, record, {home.address});
   }
   page.send();
 }
@@ -230,7 +230,7 @@ void list_workers(const Request& request, const Filter& filter) {
     record.participant = worker->participant;
     record.participant_life = worker->participant_life;
     record.name_len = static_cast<std::uint16_t>(worker->name.size());
-    page.add(worker->serial, record, worker->name);
+    page.add(worker->serial, record, {worker->name});
   }
   page.send();
 }
@@ -259,7 +259,7 @@ void list_references(const Request& request, const Filter& filter) {
     record.user_ranks = user_ranks(*reference);
     record.created = reference->created;
     record.error_len = static_cast<std::uint16_t>(text.size());
-    page.add(static_cast<std::uint64_t>(reference->created), record, text);
+    page.add(static_cast<std::uint64_t>(reference->created), record, {text});
   }
   page.send();
 }

@@ -58,7 +58,7 @@ void list_regions(const Request& request, const Filter& filter) {
     record.name_len = static_cast<std::uint16_t>(name.size());
     record.queues = region.queues();
     record.pool = region.segment_of;
-    page.add(id, record, group_text, name);
+    page.add(id, record, {group_text, name});
   }
   page.send();
 }
@@ -91,7 +91,7 @@ void list_groups(const Request& request, const Filter& filter) {
     record.created = group.created;
     record.keep = group.keep;
     record.name_len = static_cast<std::uint16_t>(group.name.size());
-    page.add(id, record, group.name);
+    page.add(id, record, {group.name});
   }
   page.send();
 }
@@ -118,7 +118,7 @@ void list_sessions(const Request& request, const Filter& filter) {
     record.connected = session.connected;
     record.death_by = (session.link ? 1U : 0U) | (session.has_pidfd && !session.process_gone ? 2U : 0U);
     record.library_len = static_cast<std::uint16_t>(session.library.size());
-    page.add(id, record, session.library);
+    page.add(id, record, {session.library});
   }
   page.send();
 }
@@ -270,7 +270,7 @@ void list_pools(const Request& request, const Filter& filter) {
     record.keep = pool.keep;
     record.group_len = static_cast<std::uint16_t>(group.size());
     record.name_len = static_cast<std::uint16_t>(pool.name.size());
-    page.add(id, record, group, pool.name);
+    page.add(id, record, {group, pool.name});
   }
   page.send();
 }
@@ -352,7 +352,7 @@ void list_queues(const Request& request, const Filter& filter) {
     add_lanes(pool, row.index, record, budget);
     record.pool_len = static_cast<std::uint16_t>(pool_text.size());
     record.name_len = static_cast<std::uint16_t>(name.size());
-    page.add(row.serial, record, pool_text, name);
+    page.add(row.serial, record, {pool_text, name});
   }
   page.send();
 }
@@ -444,7 +444,7 @@ void list_gpu_regions(const Request& request, const Filter& filter) {
     record.freed_at = group.freed_at(region);
     record.group_len = static_cast<std::uint16_t>(group_text.size());
     record.name_len = static_cast<std::uint16_t>(name.size());
-    page.add(id, record, group_text, name);
+    page.add(id, record, {group_text, name});
   }
   page.send();
 }
@@ -462,7 +462,7 @@ void serve_list(const Request& request) {
   if (!group || !name || !texts.done()) return request.refuse_struct(Status::invalid);
   if ((wish->flags & ~std::uint32_t{SHMBW_LIST_KNOWN}) != 0)
     return request.fail(Status::unknown_flags, "a list flag is not known to this broker");
-  Filter filter{*wish, *name};
+  Filter filter{*wish, *name, *group};
   if (!group->empty()) {
     std::uint32_t owner = (wish->flags & SHMBW_LIST_OWNER_GIVEN) != 0 ? wish->owner_uid : session.uid;
     filter.group = session.admin ? find_group(ledger.groups, owner, *group)
@@ -496,11 +496,14 @@ void serve_list(const Request& request) {
       return list_references(request, filter);
     case SHMBW_TABLE_GPU_REGIONS:
       return list_gpu_regions(request, filter);
+    case SHMBW_TABLE_REPORTS:
+      return list_reports(request, filter);
+    case SHMBW_TABLE_REFUSALS:
+      return list_refusals(request, filter);
     default:
       request.fail(Status::invalid,
                    "list regions, groups, sessions, leases, tickets, uids, pools, queues, participants, worlds, "
-                   "workers, references "
-                   "or gpu_regions");
+                   "workers, references, gpu_regions, reports or refusals");
   }
 }
 

@@ -464,7 +464,7 @@ class Pinned(Error, RuntimeError):
 
 _SLOTS = ("", "bytes", "regions", "leases", "sessions", "groups", "tickets", "names", "watches", "descriptors", "keep",
           "message", "memory", "participants", "queues", "lanes", "lane_bytes", "segments", "slots", "worlds", "references",
-          "gpu_bytes", "gpu_descriptors", "lifetime", "timelines")
+          "gpu_bytes", "gpu_descriptors", "lifetime", "timelines", "creates")
 _SCOPES = ("", "host", "uid", "group", "session", "process", "cgroup", "pool", "watched")
 _BY_CODE: dict[int, type[Error]] = {
     kind.code: kind for kind in list(globals().values())

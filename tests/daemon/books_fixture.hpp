@@ -251,6 +251,7 @@ std::vector<Record> Client::rows(std::uint32_t table, shmbw_list wish, std::size
       if constexpr (requires { record->address_len; }) REQUIRE(reader.text(record->address_len));
       if constexpr (requires { record->error_len; }) REQUIRE(reader.text(record->error_len));
       if constexpr (requires { record->library_len; }) REQUIRE(reader.text(record->library_len));
+      if constexpr (requires { record->ending_len; }) REQUIRE(reader.text(record->ending_len));
     }
     REQUIRE(reader.done());
     wish.cursor = reply.next;

@@ -10,9 +10,9 @@
 
 int main() {
   using namespace shmb::wire;
-  constexpr std::string_view kTables[] = {"-",       "regions", "groups",     "sessions",   "leases",
-                                          "tickets", "uids",    "pools",      "queues",     "participants",
-                                          "worlds",  "workers", "references", "gpu_regions"};
+  constexpr std::string_view kTables[] = {"-",          "regions",     "groups",  "sessions",     "leases", "tickets",
+                                          "uids",       "pools",       "queues",  "participants", "worlds", "workers",
+                                          "references", "gpu_regions", "reports", "refusals"};
   std::string line;
   while (std::getline(std::cin, line)) {
     std::istringstream words(line);

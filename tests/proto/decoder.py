@@ -162,6 +162,9 @@ RECORDS = {
     "gpu_regions": ("R:region Q:bytes Q:chunk_bytes Q:group 16:uuid I:owner_uid I:kind I:state I:flags I:chunks I:hold I:minor I:driver "
                     "I:exporter_pid I:exporter I:importers I:leaving I:tickets I:queues i:code I:publish_flags q:created q:keep q:freed_at "
                     "H:group_len H:name_len I:reserved", "group name"),
+    "reports": ("Q:report Q:session Q:group Q:bytes Q:gpu_bytes q:when I:uid I:pid I:regions I:leases I:how i:code H:group_len "
+                "H:library_len H:ending_len H:reserved", "group library ending"),
+    "refusals": ("H:slot H:scope I:reserved Q:count", ""),
 }
 
 

@@ -40,7 +40,9 @@ std::vector<Vector> vectors() {
                                                     {"worlds", SHMBW_TABLE_WORLDS},
                                                     {"workers", SHMBW_TABLE_WORKERS},
                                                     {"references", SHMBW_TABLE_REFERENCES},
-                                                    {"gpu_regions", SHMBW_TABLE_GPU_REGIONS}};
+                                                    {"gpu_regions", SHMBW_TABLE_GPU_REGIONS},
+                                                    {"reports", SHMBW_TABLE_REPORTS},
+                                                    {"refusals", SHMBW_TABLE_REFUSALS}};
   std::vector<Vector> out;
   for (const auto& entry : std::filesystem::directory_iterator(SHMB_VECTORS)) {
     if (entry.path().extension() != ".jsonl") continue;

@@ -103,6 +103,12 @@ def check_content():
     assert found["shmbroker_broker"].samples[0].labels["mode"] == "private"
     assert found["shmbroker_requests"].type == "counter" and value(found, "shmbroker_requests") > 0
     assert value(found, "shmbroker_refusals") >= 1
+    assert not found["shmbroker_limit_refusals"].samples
+    assert tool("put", str(data), "--name", "b", "--group", "second").returncode == 0
+    assert tool("limit", "second", "16K").returncode == 0
+    assert tool("put", str(data), "--name", "c", "--group", "second").returncode == 4
+    refused = families(tool("metrics").stdout)
+    assert value(refused, "shmbroker_limit_refusals", slot="bytes", scope="group") >= 1
     # Counters only rise.
     later = families(tool("metrics").stdout)
     assert value(later, "shmbroker_requests") > value(found, "shmbroker_requests")

@@ -118,8 +118,9 @@ Ended World::tool_on_terminal(const std::vector<std::string>& arguments,
   return ended;
 }
 
-pid_t World::start_tool(const std::vector<std::string>& arguments) {
+pid_t World::start_tool(const std::vector<std::string>& arguments, const std::string& out) {
   const pid_t pid = ::fork();
+  if (pid == 0 && !out.empty()) ::dup2(::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
   if (pid == 0) become(SHMB_TEST_TOOL, arguments, {});
   return pid;
 }

@@ -38,7 +38,8 @@ class World {
   // is.
   Ended tool_on_terminal(const std::vector<std::string>& arguments,
                          const std::map<std::string, std::string>& environment = {}, unsigned short columns = 0);
-  pid_t start_tool(const std::vector<std::string>& arguments);  // the caller waits for it
+  // The caller waits for it. `out`: the file that gets its standard output; empty: that of this process.
+  pid_t start_tool(const std::vector<std::string>& arguments, const std::string& out = {});
 
   std::string file(const std::string& name, const std::string& content) const;  // gives its path
   const std::string& directory() const { return dir_.path(); }

@@ -344,6 +344,13 @@ const std::vector<Valid>& all_valid() {
       wish.group = s.group;
       return plain(SHMBW_OP_LIST, tag, wish);
     });
+    for (std::uint32_t table : {SHMBW_TABLE_REPORTS, SHMBW_TABLE_REFUSALS})
+      add("LIST of reports, refusals", [table](S s, Tag tag) {
+        shmbw_list wish{};
+        wish.table = table;
+        wish.group_len = static_cast<std::uint16_t>(s.group_name.size());
+        return plain(SHMBW_OP_LIST, tag, wish, s.group_name);
+      });
     add("STATUS", [](S, Tag tag) { return plain(SHMBW_OP_STATUS, tag, shmbw_status{}); });
     return list;
   }();

@@ -2,8 +2,8 @@
 // See metrics.hpp. Each family is a line of a table.
 #include "tools/metrics/metrics.hpp"
 
+#include <array>
 #include <charconv>
-#include <ctime>
 #include <limits>
 
 #include "base/result.hpp"
@@ -27,12 +27,7 @@ struct Family {
   std::string (*value)(const Record&);
 };
 
-// Seconds since 1970 of a moment of CLOCK_BOOTTIME.
-std::string wall_time(std::int64_t boottime) {
-  timespec wall{};
-  ::clock_gettime(CLOCK_REALTIME, &wall);
-  return metric_seconds(wall.tv_sec * 1'000'000'000 + wall.tv_nsec - sys::now_boottime() + boottime);
-}
+std::string wall_time(std::int64_t boottime) { return std::to_string(wall_seconds(boottime)); }
 
 using Facts = shmbw_status_reply;
 constexpr Family<Facts> kBroker[] = {
@@ -111,6 +106,21 @@ constexpr Family<Group> kGroups[] = {
      [](const Group& g) { return metric_number((g.flags & SHMBW_GROUP_STATE_ENDED) != 0); }},
 };
 
+// The names that shmbroker.conf(5) and the C headers use.
+constexpr std::array kSlots{
+    "none",      "bytes",           "regions",     "leases",    "sessions", "groups", "tickets",
+    "names",     "watches",         "descriptors", "keep",      "message",  "memory", "participants",
+    "queues",    "lanes",           "lane_bytes",  "segments",  "slots",    "worlds", "references",
+    "gpu_bytes", "gpu_descriptors", "lifetime",    "timelines", "creates"};
+static_assert(kSlots.size() == SHMBW_SLOT_CREATES + 1);
+constexpr std::array kScopes{"none", "host", "uid", "group", "session", "process", "cgroup", "pool", "watched"};
+static_assert(kScopes.size() == SHMBW_SCOPE_WATCHED + 1);
+
+template <std::size_t n>
+std::string name_of(const std::array<const char*, n>& names, std::uint16_t number) {
+  return number < n ? names[number] : std::to_string(number);
+}
+
 template <class Record, std::size_t n, class Rows, class LabelsOf>
 void add_table(Exposition& out, const Family<Record> (&families)[n], const Rows& rows, LabelsOf labels_of) {
   for (const Family<Record>& family : families) {
@@ -131,6 +141,10 @@ void add_books(Exposition& out, const MetricsSource::Books& books) {
     out.family(family.name, family.kind, family.unit, family.help);
     out.sample(family.value(status.record));
   }
+  out.family("limit_refusals", Kind::counter, "", "Refusals by a limit: what was short, and whose limit it was.");
+  for (const client::RefusalRow& row : books.refusals.rows)
+    out.sample({{"slot", name_of(kSlots, row.record.slot)}, {"scope", name_of(kScopes, row.record.scope)}},
+               metric_number(row.record.count));
   add_table(out, kUsers, books.users.rows, [](const client::UidRow& row) {
     return Exposition::Labels{{"uid", std::to_string(row.record.uid)}, {"user", user_text(row.record.uid)}};
   });
@@ -154,6 +168,8 @@ Result<MetricsSource::Books> read_metrics_books(const Viewer& viewer, bool all_g
   MetricsSource::Books books;
   SHMB_TRY(status, client::broker_status(viewer.session(), viewer.deadline()));
   books.status = std::move(status);
+  SHMB_TRY(refusals, client::list_refusals(viewer.session(), viewer.deadline()));
+  books.refusals = std::move(refusals);
   Selection selection;
   selection.all_groups = all_groups;
   SHMB_TRY(users, client::list_uids(viewer.session(), selection, viewer.deadline()));

@@ -15,6 +15,7 @@ namespace shmb::tools {
 struct MetricsSource {
   struct Books {
     BrokerStatus status;
+    Listing<client::RefusalRow> refusals;
     Listing<client::UidRow> users;
     Listing<GroupRow> groups;
   };
