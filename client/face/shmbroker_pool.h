@@ -234,7 +234,9 @@ enum shmb_part_kind { SHMB_PART_BYTES = 1, SHMB_PART_SLOT, SHMB_PART_REGION };
 typedef struct shmb_part {
   uint32_t kind;       /* enum shmb_part_kind */
   uint32_t rights;     /* REGION: enum shmb_right that the receiver maps it with; 0: read. Received: those that it is
-                          mapped with, which are those of all parts with the same mapping together */
+                          mapped with, which are those of all parts with the same mapping together.
+                          SLOT: with SHMB_RIGHT_WRITE the sender tells that it uses the slot no more, and that the
+                          receiver may write to it. Received: what the sender has told */
   const void* data;    /* BYTES: what to send. Received: where it is; NULL where status is not SHMB_OK */
   uint64_t length;     /* SLOT, REGION: bytes of it that count; 0 in a request: all (slot.length, the region) */
   uint64_t offset;     /* SLOT, REGION: where they begin */

@@ -250,6 +250,8 @@ Result<void> Queue::check_part(OutPart& part) {
       if (part.length == 0 && part.offset <= part.slot.length) part.length = part.slot.length - part.offset;
       if (part.offset > size || part.length > size - part.offset)
         return error(Status::invalid, "a part reaches beyond its slot of " + std::to_string(size) + " bytes");
+      if ((part.rights & ~static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE)) != 0)
+        return error(Status::invalid, "a slot in a message has the rights read, or read and write");
       return {};
     }
     case PartKind::region: {
@@ -363,7 +365,7 @@ Result<void> Queue::send_parts(std::span<const OutPart> given, std::uint64_t typ
         if (fits) return send_in_slot({part.data, part.length}, type, deadline, until, lock);
       }
     }
-    if (part.kind == PartKind::slot) {
+    if (part.kind == PartKind::slot && part.rights == 0) {  // rights travel in a list
       pool::Handle handle{};
       handle.slot = part.slot.index;
       handle.generation = part.slot.generation;

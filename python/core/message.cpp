@@ -148,6 +148,12 @@ PyObject* take_slot(Message* message, std::size_t number, const shmb_part& part,
   Queue* const queue = message->queue;
   if (writable && queue->kind == SHMB_QUEUE_BROADCAST)
     return raise(SHMB_E_DENIED, "writable=True, but other readers of this queue may have the slot, too");
+  if (writable && (part.rights & SHMB_RIGHT_WRITE) == 0)
+    return raise(SHMB_E_DENIED,
+                 "writable=True, but the sender of the slot may still use it: it hands one over by "
+                 "send(..., move=True), or by Part(slot, write=True)");
+  if (writable && queue->pool->read_only)
+    return raise(SHMB_E_DENIED, "writable=True, but this process has opened the pool for reading alone");
   shmb_slot slot{};
   shmb_error error{};
   if (shmb_message_take_slot(message->handle, number, &slot, &error) != SHMB_OK) return raise(error);

@@ -53,6 +53,7 @@ struct PoolHandle {
   std::uint64_t id;
   std::uint32_t owners;
   bool grows;  // taking a slot may add memory, which takes time
+  bool read_only;
 };
 PoolHandle* share(PoolHandle* pool);
 void drop(PoolHandle* pool);

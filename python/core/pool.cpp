@@ -184,7 +184,10 @@ PyObject* make_pool(Session* session, shmb_pool* handle) {
   pool->session = as<Session>(Py_NewRef(as_object(session)));
   shmb_pool_info facts{};
   facts.size = sizeof(facts);
-  if (shmb_pool_get_info(handle, &facts, nullptr) == SHMB_OK) shared->grows = facts.slots < facts.slots_limit;
+  if (shmb_pool_get_info(handle, &facts, nullptr) == SHMB_OK) {
+    shared->grows = facts.slots < facts.slots_limit;
+    shared->read_only = facts.read_only != 0;
+  }
   return as_object(pool);
 }
 

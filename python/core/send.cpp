@@ -50,6 +50,11 @@ class Parts {
     return made;
   }
   const std::vector<Slot*>& slots() const { return slots_; }
+  // The receivers may write to the slots: their sender uses them no more.
+  void hand_over() {
+    for (shmb_part& part : parts_)
+      if (part.kind == SHMB_PART_SLOT) part.rights = SHMB_RIGHT_READ | SHMB_RIGHT_WRITE;
+  }
   bool may_move() const {
     for (const Slot* slot : slots_)
       if (slot->exports > std::count(slots_.begin(), slots_.end(), slot)) {
@@ -97,7 +102,8 @@ class Parts {
       part.slot.length = slot->offset + slot->length;
       part.offset = slot->offset + offset;
       part.length = length;
-      if (length == 0) part.offset = 0;
+      if (write) part.rights = SHMB_RIGHT_READ | SHMB_RIGHT_WRITE;
+      if (length == 0) part.offset = 0, part.rights = 0;
       ++slot->exports;  // not released meanwhile
       slots_.push_back(slot);
     } else if (Py_IS_TYPE(source, types.region)) {
@@ -171,6 +177,7 @@ PyObject* queue_send(PyObject* self, PyObject* const* given, Py_ssize_t count, P
     return nullptr;
   Parts parts;
   if (!parts.add_message(arguments[0]) || (move && !parts.may_move())) return nullptr;
+  if (move) parts.hand_over();
   const std::vector<shmb_outgoing> message = parts.messages(type, lifetime);
   // The writer that waits may be the one whose buffers fill the pool: what a list names is alive in `parts`.
   const Ref kept = Ref::borrow(arguments[0]);

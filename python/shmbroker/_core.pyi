@@ -324,7 +324,8 @@ class Slot:
 
 @final
 class Part:
-    """A part of a message to send: all or some of a buffer, slot or region. write: the receiver maps the region so."""
+    """A part of a message to send: all or some of a buffer, slot or region. write: the receiver maps the region so; or it
+    may write to the slot, because the sender uses it no more."""
     def __init__(self, source: Buffer | Slot | Region, offset: int = 0, length: int | None = None, *,
                  write: bool = False) -> None: ...
 
@@ -395,8 +396,8 @@ class Message:
         """All parts, one after another, copied."""
     def take(self, number: int = 0, *, writable: bool = False) -> Slot | Region:
         """Moves a slot or region out of the message, which outlives it. A slot's buffer is the part's bytes. writable:
-        for a slot that its sender has handed over (send with move=True): nobody else uses it. After that a message of
-        an at_least_once queue is done, never given back with what was written. A region taken out has
+        for a slot that its sender has handed over (send with move=True, or Part with write=True), as nobody else uses it;
+        Denied for any other one. After that a message of an at_least_once queue is done, never given back with what was written. A region taken out has
         the rights that its sender gave. Raises Invalid for bytes, and the part's error where it has a status."""
     def done(self) -> None:
         """Through with it. BufferError with live buffers. The end of the object does it, too."""

@@ -70,6 +70,10 @@ TEST_CASE("a pool, a queue and a message in C") {
   parts[0].length = 4;
   parts[1].kind = SHMB_PART_SLOT;
   parts[1].slot = slot;
+  parts[1].rights = SHMB_RIGHT_SHARE;
+  const shmb_outgoing refused{&parts[1], 1, 0, 0};
+  CHECK(shmb_queue_send_message(queue, &refused, SHMB_NO_WAIT, &error) == SHMB_E_INVALID);
+  parts[1].rights = SHMB_RIGHT_READ | SHMB_RIGHT_WRITE;  // the receiver may write to it
   const shmb_outgoing out[] = {{parts, 2, 9, 0}, {parts, 1, 0, 0}};
   std::size_t sent = 7;
   CHECK(shmb_queue_send_many(queue, out, 2, SHMB_NO_WAIT, &sent, &error) == SHMB_OK);
@@ -91,6 +95,7 @@ TEST_CASE("a pool, a queue and a message in C") {
   shmb_part part{};
   CHECK(shmb_message_part(messages[1], 1, &part, &error) == SHMB_OK);
   CHECK(part.kind == SHMB_PART_SLOT);
+  CHECK(part.rights == (SHMB_RIGHT_READ | SHMB_RIGHT_WRITE));
   CHECK(std::memcmp(part.data, "frame", 5) == 0);
   CHECK(shmb_message_part(messages[1], 2, &part, &error) == SHMB_E_INVALID);
   shmb_slot taken{};

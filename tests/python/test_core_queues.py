@@ -109,11 +109,41 @@ def test_a_slot_that_was_handed_over_may_be_written(pool, queue):
     taken = queue.receive().take(writable=True)
     memoryview(taken)[:5] = b"yours"
     assert bytes(taken)[:5] == b"yours"
+    part = pool.acquire(4096)
+    queue.send([b"head", shmbroker.Part(part, 10, 20, write=True)])
+    part.release()
+    memoryview(queue.receive().take(1, writable=True))[:] = bytes(20)
     broadcast = pool.queue("all", kind="broadcast")
-    broadcast.send(pool.acquire(10))
+    broadcast.send(pool.acquire(10), move=True)
     with pytest.raises(PermissionError, match="other readers"):
         broadcast.receive().take(writable=True)
     broadcast.close()
+
+
+def test_a_slot_that_its_sender_may_still_use_is_not_written(pool, queue):
+    slot = pool.acquire(100)
+    for given in slot, [b"head", slot]:
+        queue.send(given)
+        message = queue.receive()
+        with pytest.raises(PermissionError, match="may still use it"):
+            message.take(len(message) - 1, writable=True)
+        with pytest.raises(TypeError, match="read-only"):
+            memoryview(message.take(len(message) - 1))[0] = 1
+    queue.send(b"a" * 1000)  # in a slot of the library
+    with pytest.raises(PermissionError, match="may still use it"):
+        queue.receive().take(writable=True)
+
+
+def test_a_pool_that_was_opened_for_reading_gives_no_slot_to_write(broker):
+    with shmbroker.connect(group="one") as writer, shmbroker.connect(group="one") as reader:
+        pool = writer.create_pool([(4096, 2)])
+        there = pool.queue("q", kind="mpmc", role="writer")
+        here = reader.open_pool(pool.id, read_only=True).queue("q", kind="mpmc", role="reader")
+        there.send(pool.acquire(100), move=True)
+        message = here.receive()
+        with pytest.raises(PermissionError, match="reading alone"):
+            message.take(writable=True)
+        assert message.take().readonly
 
 
 def test_slots_come_back_when_nothing_uses_them(pool, queue):

@@ -100,7 +100,7 @@ def let_go() -> None:
 
 
 def _part(room: _core.Slot | _core.Region) -> Any:
-    return _core.Part(room, write=True) if isinstance(room, _core.Region) else room
+    return _core.Part(room, write=True)
 
 
 _held: weakref.WeakSet[Any] = weakref.WeakSet()
