@@ -5,6 +5,7 @@ The tests run in meson (`meson test --suite python`), or by hand:
 
     PYTHONPATH=BUILD/python SHMBROKER_DAEMON=$PWD/BUILD/daemon/shmbrokerd /usr/bin/python3 -m pytest tests/python
 """
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
@@ -55,6 +56,7 @@ def broker():
         del os.environ["SHMBROKER_SOCKET"]
     else:
         os.environ["SHMBROKER_SOCKET"] = before
+    multiprocessing.forkserver._forkserver._stop()  # its children would look for this broker in the next file, too
     it.end()
 
 

@@ -205,6 +205,47 @@ if __name__ == "__main__":
     assert running.communicate("go on\n", timeout=60)[0] == "100000.0\n"
 
 
+def test_a_child_of_an_older_fork_server_finds_the_broker_of_its_parent(mortal, broker, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import os, sys
+from shmbroker import mp
+def where(end):
+    from shmbroker.mp import place
+    end.send(place.home()[1][0])
+if __name__ == "__main__":
+    ctx = mp.get_context("forkserver")
+    first = ctx.Process()
+    first.start()
+    first.join()
+    os.environ["SHMBROKER_SOCKET"] = sys.argv[1]
+    one, other = ctx.Pipe()
+    child = ctx.Process(target=where, args=(other,))
+    child.start()
+    print(one.recv())
+    child.join()
+""")
+    done = subprocess.run([sys.executable, program, mortal.socket], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "SHMBROKER_SOCKET": broker.socket}, check=True)
+    assert done.stdout == mortal.socket + "\n"
+
+
+def test_memory_to_hand_over_comes_from_the_next_broker(mortal, broker, python):
+    assert python("""
+import os, signal, sys, shmbroker
+from shmbroker import mp
+mp.empty(1000)
+os.kill(int(os.environ["BROKER_PID"]), signal.SIGKILL)
+os.environ["SHMBROKER_SOCKET"] = sys.argv[1]
+array = mp.empty(1000)
+array[-1] = 7
+assert shmbroker.mp.find(array).session.info().socket == sys.argv[1]
+queue = mp.Queue()
+queue.put(array)
+print(queue.get()[-1])
+""", broker.socket, SHMBROKER_SOCKET=mortal.socket) == "7.0\n"
+
+
 def test_ranks_and_their_parent_are_told(mortal, python):
     out = python(WAITS + """
 import shmbroker

@@ -19,9 +19,6 @@ METHODS = ("fork", "spawn", "forkserver")
 
 @pytest.fixture(scope="module")
 def installed(broker):
-    from shmbroker.mp import place
-    place._home = None  # the broker of the file before has gone
-    place._places.clear()
     assert shmbroker.torch.install()
     yield
     shmbroker.torch.uninstall()

@@ -86,11 +86,21 @@ def address() -> Address | None:
     return _home if session is None or _answers(session) else None
 
 
-def adopt(address: Address | None) -> None:
-    """In a child process: its queues are to be in the group of its parent."""
+def variables() -> dict[str, str]:
+    """What tells this process where its broker is. A fork server has those of the time when it was started."""
+    return {name: value for name, value in os.environ.items() if name.startswith("SHMBROKER_")}
+
+
+def adopt(address: Address | None, found_by: dict[str, str] | None = None) -> None:
+    """In a child process: its queues are to be in the group of its parent, or where the parent would make its own."""
     global _home
     if _home is None:
         _home = address
+    if found_by is None:
+        return
+    for name in variables().keys() - found_by.keys():
+        del os.environ[name]
+    os.environ.update(found_by)
 
 
 def visit(address: Address) -> _core.Session:
@@ -115,7 +125,11 @@ def check(address: Address) -> None:
 def new_region(size: int) -> _core.Region:
     """Memory for one hand-over. It still has its earlier contents."""
     session, _ = home(ask=False)
-    return session.create(size, many_writers=True, uninitialised=True)
+    try:
+        return session.create(size, many_writers=True, uninitialised=True)
+    except (errors.SessionLost, errors.GroupEnded):  # since the last time: there may be another broker
+        session, _ = home()
+        return session.create(size, many_writers=True, uninitialised=True)
 
 
 def whole(error: errors.Error) -> errors.Error:

@@ -38,7 +38,7 @@ class _Packed:
         finally:
             _packing.process = None
         from .context import _default_context
-        return _open, (place.address(), _default_context.get_start_method(allow_none=True), envelope.stream)
+        return _open, (place.address(), place.variables(), _default_context.get_start_method(allow_none=True), envelope.stream)
 
     def _bootstrap(self, parent_sentinel: Any = None) -> Any:
         if self._start_method is not None:
@@ -47,9 +47,9 @@ class _Packed:
         return super()._bootstrap(parent_sentinel)
 
 
-def _open(address: Any, method: str | None, stream: bytes) -> Any:
+def _open(address: Any, variables: dict[str, str], method: str | None, stream: bytes) -> Any:
     from .context import _default_context
-    place.adopt(address)
+    place.adopt(address, variables)
     _default_context.set_start_method(method, force=True)
     return pickle.loads(stream)
 
