@@ -146,6 +146,44 @@ PyObject* receive_bytes(PyObject* self, PyObject* const* given, Py_ssize_t count
   return copy;
 }
 
+// Whether the message is no more than some bytes, which cost less to copy than a Message does.
+bool is_small(const shmb_message* message, shmb_part& part) {
+  constexpr std::uint64_t kMost = 8192;
+  return shmb_message_count(message) == 1 && shmb_message_type(message) == 0 &&
+         shmb_message_part(message, 0, &part, nullptr) == SHMB_OK && part.status == SHMB_OK &&
+         part.kind != SHMB_PART_REGION && part.length <= kMost;
+}
+
+PyObject* receive_small(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
+  const Arguments arguments(receive_names, given, count, names);
+  std::int64_t wait = 0;
+  if (!arguments || !to_wait(arguments[0], Wait::others, wait)) return nullptr;
+  auto* const queue = as<Queue>(self);
+  shmb_queue* const handle = queue_of(self);
+  if (handle == nullptr) return nullptr;
+  const Receiving receiving(queue);
+  if (!receiving) return nullptr;
+  Handle message(queue);
+  if (!message) return nullptr;
+  shmb_error error{};
+  const int status = wait_in(queue, wait, [&](std::int64_t left) {
+    return shmb_queue_receive(handle, message.get(), SHMB_RECEIVE_KEEP, left, &error);
+  });
+  if (status == kRaised) return nullptr;
+  if (status != SHMB_OK) return raise(error);
+  shmb_part part{};
+  if ((queue->flags & SHMB_QUEUE_AT_LEAST_ONCE) != 0 || !is_small(message.get(), part))
+    return make_message(queue, message.release());
+  PyObject* const copy =
+      PyBytes_FromStringAndSize(static_cast<const char*>(part.data), static_cast<Py_ssize_t>(part.length));
+  if (copy == nullptr) {  // no memory for the copy: the message is not lost
+    PyErr_Clear();
+    return make_message(queue, message.release());
+  }
+  (void)shmb_message_done(message.get(), &error);
+  return copy;
+}
+
 PyObject* receive_many(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
   static Signature<2> many_names = signature("receive_many", 2, 1, {"capacity", "timeout"});
   const Arguments arguments(many_names, given, count, names);
@@ -306,6 +344,8 @@ PyMethodDef methods[] = {
     {"send_many", as_function(queue_send_many), kFast, "Sends messages in order; returns how many were sent."},
     {"receive", as_function(receive), kFast, "The next message."},
     {"receive_many", as_function(receive_many), kFast, "All messages that are there, at most `capacity`."},
+    {"receive_small", as_function(receive_small), kFast,
+     "The next message: as bytes if it is one small part, which is done then; else the Message."},
     {"receive_bytes", as_function(receive_bytes), kFast, "The next message, copied into one bytes object."},
     {"get_nowait", get_nowait, METH_NOARGS, "The next message, or Empty."},
     {"receive_async", as_function(receive_async), kFast, "The next message, in an event loop of asyncio."},

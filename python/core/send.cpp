@@ -193,11 +193,13 @@ PyObject* queue_send(PyObject* self, PyObject* const* given, Py_ssize_t count, P
 }
 
 PyObject* queue_send_many(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
-  static Signature<3> many_names = signature("send_many", 2, 1, {"messages", "timeout", "type"});
+  static Signature<4> many_names = signature("send_many", 2, 1, {"messages", "timeout", "type", "wait_for_all"});
   const Arguments arguments(many_names, given, count, names);
   std::int64_t wait = 0;
   std::uint64_t type = 0;
-  if (!arguments || !to_wait(arguments[1], Wait::others, wait) || !to_number(arguments[2], "type", type))
+  bool wait_for_all = true;
+  if (!arguments || !to_wait(arguments[1], Wait::others, wait) || !to_number(arguments[2], "type", type) ||
+      !to_flag(arguments[3], wait_for_all))
     return nullptr;
   auto* const queue = as<Queue>(self);
   if (queue->calls.closed) return raise_closed("queue");
@@ -211,8 +213,12 @@ PyObject* queue_send_many(PyObject* self, PyObject* const* given, Py_ssize_t cou
   shmb_error error{};
   const int status = wait_in(queue, wait, [&](std::int64_t left) {
     std::size_t sent = 0;
-    const int made =
-        shmb_queue_send_many(queue->handle, messages.data() + done, messages.size() - done, left, &sent, &error);
+    const std::size_t now = wait_for_all ? messages.size() - done : std::min<std::size_t>(messages.size(), 1);
+    int made = shmb_queue_send_many(queue->handle, messages.data() + done, now, left, &sent, &error);
+    done += sent;
+    if (made != SHMB_OK || wait_for_all || messages.size() == done) return made;
+    (void)shmb_queue_send_many(queue->handle, messages.data() + done, messages.size() - done, SHMB_NO_WAIT, &sent,
+                               &error);
     done += sent;
     return made;
   });

@@ -345,8 +345,10 @@ class Queue:
         copy, other buffers are copied. A sent Slot is read-only from then on. move: the sender's Slot objects are
         released with the send (BufferError, and nothing is sent, where they have live buffers), so that the receiver
         may write to them: `take(i, writable=True)`. Raises Full (timeout=0), Timeout, Closed, PeerGone."""
-    def send_many(self, messages: list[Parts] | tuple[Parts, ...], timeout: Timeout = 5.0, *, type: int = 0) -> int:
-        """In order. Returns how many were sent where at least one was; else raises as send does."""
+    def send_many(self, messages: list[Parts] | tuple[Parts, ...], timeout: Timeout = 5.0, *, type: int = 0,
+                  wait_for_all: bool = True) -> int:
+        """In order. Returns how many were sent where at least one was; else raises as send does. wait_for_all=False waits
+        for the first one alone, and sends of the others as many as there is room for."""
     def receive(self, timeout: Timeout = 5.0) -> Message:
         """The next message, with references of its own: valid as long as the object. Raises Empty (timeout=0), Timeout,
         Closed, PeerGone."""
@@ -354,6 +356,9 @@ class Queue:
         """Waits for one and takes all that are there, at most `capacity`."""
     def receive_bytes(self, timeout: Timeout = 5.0) -> bytes:
         """The next message as one bytes object: all its parts, copied. The fastest way for small ones."""
+    def receive_small(self, timeout: Timeout = 5.0) -> bytes | Message:
+        """The next message: as bytes where it is one part of at most 8 KiB and has no type. It is done then. Any other one,
+        and each of an at_least_once queue, is a Message."""
     def get_nowait(self) -> Message: ...
     async def receive_async(self, *, timeout: Timeout = None) -> Message: ...
     def __aiter__(self) -> Any:

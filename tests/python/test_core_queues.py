@@ -253,6 +253,40 @@ def test_many_messages_in_one_call(queue):
     assert [one.tobytes() for one in messages] == [b"a", b"bc", b"d"] and messages[1].type == 4
 
 
+def test_a_small_message_is_bytes_at_once_and_any_other_one_a_message(session, pool, queue):
+    region = session.create(100)
+    for small in [b"", b"a" * 56, b"b" * 57, b"c" * 8192] * 20:  # more often than there are slots
+        queue.send(small)
+        assert queue.receive_small() == small
+    for given in [[b"a", b"b"], b"d" * 8193, region]:
+        queue.send(given)
+        with queue.receive_small() as message:
+            assert isinstance(message, shmbroker.Message)
+    queue.send(b"e", type=3)
+    assert queue.receive_small().type == 3
+    with pytest.raises(shmbroker.Empty):
+        queue.receive_small(0)
+    again = pool.queue("again", kind="mpmc", at_least_once=True)
+    again.send(b"f")
+    assert queue.info().depth == 0 and bytes(again.receive_small()) == b"f"  # not done: another one may get it yet
+
+
+def test_a_batch_may_wait_for_room_for_its_first_message_alone(pool):
+    line = pool.queue("line", kind="mpmc", cells=4)
+    five = [b"%d" % number for number in range(5)]
+    assert line.send_many(five, 0, wait_for_all=False) == 4
+    with pytest.raises(shmbroker.Full):
+        line.send_many(five[4:], 0, wait_for_all=False)
+    with pytest.raises(shmbroker.Timeout):
+        line.send_many(five[4:], 0.01, wait_for_all=False)
+    taker = threading.Timer(0.05, lambda: [line.receive_bytes() for _ in range(2)])
+    taker.start()
+    assert line.send_many(five[4:], 30, wait_for_all=False) == 1
+    taker.join()
+    assert [line.receive_bytes() for _ in range(3)] == [b"2", b"3", b"4"]
+    assert line.send_many([], 0, wait_for_all=False) == 0
+
+
 def test_a_second_thread_is_refused_where_only_one_may_receive(pool):
     line = pool.queue("line", kind="spsc")
     started = threading.Event()

@@ -44,7 +44,7 @@ class Channel:
     def _prepare(self) -> None:
         self._lock = threading.Lock()
         self._queue: _core.Queue | None = None
-        self.at_hand: list[_core.Message] = []  # came while we looked whether one is there
+        self.at_hand: list[bytes | _core.Message] = []  # came while we looked whether one is there
         self._out: _core.Queue | None = None  # to send, where _queue is only to read
         _channels.add(self)
         util.register_after_fork(self, Channel._fork)
@@ -104,7 +104,7 @@ class Channel:
             queue = self._queue
         if queue is not None and queue.info().depth == 0:
             try:
-                self.at_hand.append(queue.receive(0))
+                self.at_hand.append(queue.receive_small(0))
             except (errors.Empty, errors.PeerGone):
                 pass
 
@@ -147,11 +147,22 @@ class Channel:
             except errors.PeerGone:
                 pass
 
-    def receive(self, timeout: float | None) -> _core.Message:
-        """The next message. Raises queue.Empty, and EOFError where nobody is left who could send one."""
+    def send_many(self, messages: list[Any]) -> int:
+        """Waits for room for the first one, and sends of the others as many as there is room for. Returns how many."""
+        queue = self._queue or self.open()
+        if queue.role == "reader":
+            queue = self._out or self._open_to_send()
+        while True:
+            try:
+                return queue.send_many(messages, None, wait_for_all=False)
+            except errors.PeerGone:
+                pass  # as in _resend
+
+    def receive(self, timeout: float | None) -> bytes | _core.Message:
+        """The next message; a small one as bytes. Raises queue.Empty, and EOFError where nobody is left who could send one."""
         queue = self._queue or self.open()
         try:
-            return queue.receive(timeout)
+            return queue.receive_small(timeout)
         except errors.Timeout:
             raise Empty from None
         except errors.PeerGone:
@@ -160,7 +171,7 @@ class Channel:
         while True:
             self._orphan()
             try:
-                return queue.receive(None if end is None else max(0.0, end - time.monotonic()))
+                return queue.receive_small(None if end is None else max(0.0, end - time.monotonic()))
             except errors.Timeout:
                 raise Empty from None
             except errors.PeerGone:

@@ -15,7 +15,7 @@ import time
 from multiprocessing import util
 from queue import Empty
 
-from . import message
+from . import message, pickling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Reader:
             received = self._watched(timeout)
         if self._taken is not None:
             self._taken()
-        return message.load(received)
+        return pickling.loads(received) if type(received) is bytes else message.load(received)
 
     def _watched(self, timeout: float | None) -> Any:
         with self._lock:

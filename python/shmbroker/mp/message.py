@@ -111,8 +111,10 @@ def held() -> list[Any]:
     return list(_held)
 
 
-def load(message: _core.Message) -> Any:
+def load(message: bytes | _core.Message) -> Any:
     """The object. Its buffers are the caller's alone; they go back with the last array on them."""
+    if isinstance(message, bytes):
+        return pickling.loads(message)
     count = len(message)
     if count == 1:
         obj = pickling.loads(message)

@@ -18,9 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_ATOMS = frozenset((int, float, bool, str, type(None)))
-
-
 reducers: dict[type, Any] = {}  # of packages that are not to change ForkingPickler's
 
 
@@ -74,44 +71,84 @@ def _reduce_array(array: Any) -> Any:
     return fresh.__reduce_ex__(5)
 
 
-def dump(obj: Any, least: int = place.SMALL, attached: list[Any] | None = None,
-         session: Any = None) -> tuple[list[Any], list[memoryview]]:
-    """The stream in pieces, and the buffers that are large enough to travel apart. A reducer may add regions to
-    `attached`, which travel with the message as they are. They must be of `session`, which is the queue's."""
-    if type(obj) in _ATOMS:
-        return [pickle.dumps(obj, 5)], []
-    before = work.attached, work.alone, work.whole, work.session
-    work.whole, work.session = set(), session
-    try:
-        while True:
-            work.attached, work.alone, told = attached, set(), len(work.whole)
-            chunks, buffers = _dump(obj, least)
-            if len(work.whole) == told:
-                return chunks, buffers
-            if attached is not None:
-                attached.clear()
-    finally:
-        work.attached, work.alone, work.whole, work.session = before
+class _Tool:
+    """A pickler that is used again for the next small object: to make one takes longer than to pickle with it. It is also the
+    dispatch table of its pickler. The pickler asks that only for types which it does not know itself, and most objects have
+    none. So what reducers may ask for is prepared when the first one is asked for."""
 
+    __slots__ = ("pickler", "sink", "buffers", "least", "attached", "session", "before")
 
-def _dump(obj: Any, least: int) -> tuple[list[Any], list[memoryview]]:
-    chunks = _Sink()
-    buffers: list[memoryview] = []
+    def __init__(self) -> None:
+        self.sink: list[Any] = _Sink()
+        self.buffers: list[memoryview] = []
+        self.before: Any = None  # of `work`, once this has changed it
+        self.pickler = pickle.Pickler(self.sink, 5, buffer_callback=self.apart)
+        self.pickler.dispatch_table = self
 
-    def apart(buffer: pickle.PickleBuffer) -> bool:
+    def __getitem__(self, kind: type) -> Any:
+        if self.before is None:
+            self.before = work.attached, work.alone, work.whole, work.session
+            work.attached, work.alone, work.whole, work.session = self.attached, set(), set(), self.session
+        return _reducers[kind]
+
+    def apart(self, buffer: pickle.PickleBuffer) -> bool:
         try:
             view = buffer.raw()
         except BufferError:
             return True  # not one block: the pickler says so
-        if view.nbytes < least:
+        if view.nbytes < self.least:
             return True
-        buffers.append(view)
+        self.buffers.append(view)
         return False
 
-    pickler = pickle.Pickler(chunks, 5, buffer_callback=apart)
-    pickler.dispatch_table = _reducers
-    pickler.dump(obj)
-    return chunks, buffers
+    def repeat(self, pickler: Any, obj: Any) -> None:
+        """Reducers have learned of things that come again in the message, and are to be sent whole: pickles it again."""
+        told = 0
+        while len(work.whole) != told:
+            told = len(work.whole)
+            if self.attached is not None:
+                self.attached.clear()
+            work.alone = set()
+            self.sink.clear()
+            self.buffers.clear()
+            pickler.clear_memo()
+            pickler.dump(obj)
+
+    def leave(self) -> None:
+        work.attached, work.alone, work.whole, work.session = self.before
+        self.before = None
+
+
+_spare: list[_Tool] = []
+_SPARE = 8
+_AGAIN = 1024  # bytes of a stream whose pickler is used again: forgetting many objects takes long
+
+
+def dump(obj: Any, least: int = place.SMALL, attached: list[Any] | None = None,
+         session: Any = None) -> tuple[list[Any], list[memoryview]]:
+    """The stream in pieces, and the buffers that are large enough to travel apart. A reducer may add regions to
+    `attached`, which travel with the message as they are. They must be of `session`, which is the queue's."""
+    try:
+        tool = _spare.pop()
+    except IndexError:
+        tool = _Tool()
+    tool.least, tool.attached, tool.session = least, attached, session
+    sink, pickler = tool.sink, tool.pickler
+    tool.pickler = None  # no cycle: what is not used again goes at once, with all that it has pickled
+    try:
+        pickler.dump(obj)
+        if tool.before is not None:
+            tool.repeat(pickler, obj)
+    finally:
+        if tool.before is not None:
+            tool.leave()
+    if len(sink) != 1 or tool.buffers or len(sink[0]) > _AGAIN or len(_spare) >= _SPARE:
+        return sink, tool.buffers
+    stream = sink.pop()
+    pickler.clear_memo()
+    tool.pickler, tool.attached, tool.session = pickler, None, None
+    _spare.append(tool)
+    return [stream], []
 
 
 def length(chunks: list[Any]) -> int:

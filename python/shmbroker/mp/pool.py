@@ -158,7 +158,7 @@ class Outcomes(SimpleQueue):
     def take(self, timeout: float | None) -> Any:
         at_hand = self._channel.at_hand
         received = at_hand.pop() if at_hand else self._channel.receive(timeout)
-        kind = received.type
+        kind = 0 if isinstance(received, bytes) else received.type
         try:
             return message.load(received)
         except Exception as error:

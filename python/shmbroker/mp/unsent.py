@@ -8,6 +8,7 @@ sent. A process waits for it at its end, as it waits for the feeder thread of th
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 from multiprocessing import util
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
     from .channel import Channel
     from .message import Outgoing
+
+
+_AT_ONCE = 1024  # messages; a thread that has to wait for the interpreter after each one would send few
 
 
 class Unsent:
@@ -55,15 +59,19 @@ class Unsent:
 
     def _run(self) -> None:
         while True:
+            with self._lock:
+                first = [outgoing.parts for outgoing in itertools.islice(self._waiting, _AT_ONCE)]
             try:
-                self._channel.send(self._waiting[0].parts, None)
+                sent = self._channel.send_many(first)
             except BaseException as error:  # the broker has gone: the next put and the end of the process tell it
                 with self._lock:
                     self._failure = error
                     self._end()
                 return
+            del first
             with self._lock:
-                self._waiting.popleft()
+                for _ in range(sent):
+                    self._waiting.popleft()
                 if not self._waiting:
                     self._end()
                     return
