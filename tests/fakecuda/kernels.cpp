@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of tests/gpu/kernels.hpp, in C++: what a module's text names as an entry can be launched, and no more is
 // read of it. One thread does the work of all; words are accessed under the access rules of the device.
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -14,7 +15,7 @@ namespace {
 
 using Module = CUmod_st*;
 using Function = CUfunc_st*;
-constexpr const char* kNames[] = {"fill", "check", "watch", "spin", "poke", "tally"};
+constexpr const char* kNames[] = {"fill", "check", "watch", "spin", "poke", "tally", "gaps"};
 constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15U;
 
 struct Modules {
@@ -88,9 +89,30 @@ Code tally_words(int ordinal, Address start, std::uint64_t words, std::uint64_t 
   return code != kSuccess ? code : add_to(ordinal, out + 8, nonzero);
 }
 
+// The longest time between two loads, and how many there were.
+Code time_gaps(const CUctx_st& context, Address start, std::uint64_t words, std::uint64_t ns, Address out) {
+  using Clock = std::chrono::steady_clock;
+  auto last = Clock::now();
+  const auto end = last + std::chrono::nanoseconds(ns);
+  std::uint64_t longest = 0, loads = 0, word = 0;
+  do {
+    const Code code = each_word(context.ordinal, start + 8 * word, 1, [](std::uint64_t, std::uint64_t) {});
+    if (code != kSuccess) return code;
+    const auto now = Clock::now();
+    longest = std::max<std::uint64_t>(longest, static_cast<std::uint64_t>((now - last).count()));
+    last = now;
+    ++loads;
+    word = word + 8192 < words ? word + 8192 : 0;
+  } while (last < end && rest(context));
+  const std::uint64_t told[] = {longest, loads};
+  return each_part(context.ordinal, out, sizeof told, true, [&](char* data, std::size_t done, std::size_t bytes) {
+    std::memcpy(data, reinterpret_cast<const char*>(told) + done, bytes);
+  });
+}
+
 Work work_of(std::size_t which, const CUctx_st* context, void** from) {
   const int ordinal = context->ordinal;
-  constexpr int kParameters[] = {3, 4, 5, 1, 2, 4};
+  constexpr int kParameters[] = {3, 4, 5, 1, 2, 4, 5};
   std::uint64_t p[5] = {};
   for (int i = 0; i < kParameters[which]; ++i) p[i] = parameter(from, i);
   switch (which) {
@@ -108,8 +130,10 @@ Work work_of(std::size_t which, const CUctx_st* context, void** from) {
           std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(data)).store(p[1]);
         });
       };
-    default:
+    case 5:
       return [=] { return tally_words(ordinal, p[0], p[1], p[2], p[3]); };
+    default:
+      return [=] { return time_gaps(*context, p[0], p[1], p[2], p[4]); };
   }
 }
 

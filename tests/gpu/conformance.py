@@ -181,6 +181,11 @@ def c57_b(t):
     t.say("a")
 
 
+# Name, floating, a parameter, with a gradient. An integer has none.
+LEAVES = (("leaf", True, False, True), ("plain", True, False, False), ("parameter", True, True, True),
+          ("frozen", True, True, False), ("steps", False, True, False))  # fmt: skip
+
+
 def c63_a(t):
     """Empty ones; 14: leaves and parameters are their data, no gradient and no hook is sent; 15: an integer one."""
     tensor = t.tensors.make([0] * N, in_region=True)

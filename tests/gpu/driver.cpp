@@ -27,6 +27,15 @@ std::string load_driver() {
   }
   SHMB_FACTS_DRIVER(SHMB_FACTS_FIND)
 #undef SHMB_FACTS_FIND
+#define SHMB_FACTS_TRY(member, symbol, version, parameters)                     \
+  {                                                                             \
+    void* found = nullptr;                                                      \
+    int status = 0;                                                             \
+    if (get(#symbol, &found, version, 0, &status) != kSuccess) found = nullptr; \
+    cu.member = reinterpret_cast<decltype(cu.member)>(found);                   \
+  }
+  SHMB_FACTS_OPTIONAL(SHMB_FACTS_TRY)
+#undef SHMB_FACTS_TRY
   return {};
 }
 

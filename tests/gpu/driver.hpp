@@ -18,6 +18,7 @@ using Module = struct ModuleTag*;
 using Kernel = struct KernelTag*;
 using Stream = struct StreamTag*;
 using Event = struct EventTag*;
+using Graph = struct GraphTag*;
 
 struct Uuid {
   unsigned char bytes[16];
@@ -80,6 +81,7 @@ inline constexpr Code kIllegalAddress = 700;
   X(primary_retain, cuDevicePrimaryCtxRetain, 7000, (Context*, Device))                                             \
   X(primary_release, cuDevicePrimaryCtxRelease, 11000, (Device))                                                    \
   X(context_set, cuCtxSetCurrent, 4000, (Context))                                                                  \
+  X(primary_state, cuDevicePrimaryCtxGetState, 7000, (Device, unsigned*, int*))                                     \
   X(context_get, cuCtxGetCurrent, 4000, (Context*))                                                                 \
   X(mem_info, cuMemGetInfo, 3020, (std::size_t*, std::size_t*))                                                     \
   X(granularity, cuMemGetAllocationGranularity, 10020, (std::size_t*, const AllocationProp*, int))                  \
@@ -100,11 +102,17 @@ inline constexpr Code kIllegalAddress = 700;
   X(ipc_close_mem, cuIpcCloseMemHandle, 4010, (Address))                                                            \
   X(event_create, cuEventCreate, 2000, (Event*, unsigned))                                                          \
   X(event_record, cuEventRecord, 2000, (Event, Stream))                                                             \
+  X(event_query, cuEventQuery, 2000, (Event))                                                                       \
+  X(event_destroy, cuEventDestroy, 4000, (Event))                                                                   \
   X(ipc_get_event, cuIpcGetEventHandle, 4010, (IpcHandle*, Event))                                                  \
   X(ipc_open_event, cuIpcOpenEventHandle, 4010, (Event*, IpcHandle))                                                \
   X(stream_create, cuStreamCreate, 2000, (Stream*, unsigned))                                                       \
   X(stream_sync, cuStreamSynchronize, 2000, (Stream))                                                               \
   X(stream_query, cuStreamQuery, 2000, (Stream))                                                                    \
+  X(stream_capturing, cuStreamIsCapturing, 10000, (Stream, int*))                                                   \
+  X(begin_capture, cuStreamBeginCapture, 10010, (Stream, int))                                                      \
+  X(end_capture, cuStreamEndCapture, 10000, (Stream, Graph*))                                                       \
+  X(graph_destroy, cuGraphDestroy, 10000, (Graph))                                                                  \
   X(stream_wait_event, cuStreamWaitEvent, 3020, (Stream, Event, unsigned))                                          \
   X(stream_write64, cuStreamWriteValue64, 11070, (Stream, Address, std::uint64_t, unsigned))                        \
   X(stream_wait64, cuStreamWaitValue64, 11070, (Stream, Address, std::uint64_t, unsigned))                          \
@@ -119,9 +127,15 @@ inline constexpr Code kIllegalAddress = 700;
   X(launch, cuLaunchKernel, 4000,                                                                                   \
     (Kernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, void**))
 
+// What a driver may lack: then the member is null.
+#define SHMB_FACTS_OPTIONAL(X)                                 \
+  X(context_record, cuCtxRecordEvent, 12050, (Context, Event)) \
+  X(context_sync, cuCtxSynchronize, 2000, ())
+
 struct Driver {
 #define SHMB_FACTS_MEMBER(member, symbol, version, parameters) Code(*member) parameters = nullptr;
   SHMB_FACTS_DRIVER(SHMB_FACTS_MEMBER)
+  SHMB_FACTS_OPTIONAL(SHMB_FACTS_MEMBER)
 #undef SHMB_FACTS_MEMBER
 };
 

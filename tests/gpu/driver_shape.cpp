@@ -14,6 +14,12 @@ namespace {
   static_assert(same_call(static_cast<Code(*) parameters>(nullptr), static_cast<decltype(&symbol)>(nullptr)));
 SHMB_FACTS_DRIVER(SHMB_FACTS_COMPARE)
 #undef SHMB_FACTS_COMPARE
+#if CUDA_VERSION >= 12050
+static_assert(same_call(decltype(Driver::context_record){}, static_cast<decltype(&cuCtxRecordEvent)>(nullptr)));
+#endif
+#if CUDA_VERSION < 13000  // from then on another function has this name; the version asked for gives this one
+static_assert(same_call(decltype(Driver::context_sync){}, static_cast<decltype(&cuCtxSynchronize)>(nullptr)));
+#endif
 
 static_assert(sizeof(AllocationProp) == sizeof(CUmemAllocationProp));
 static_assert(offsetof(AllocationProp, requested_handle_types) == offsetof(CUmemAllocationProp, requestedHandleTypes));

@@ -234,38 +234,38 @@ void t17_producer_fault() {
 }
 
 void t18_fresh_memory() {
-  constexpr std::size_t kSecretBytes = 8 * kGiB;
+  const std::size_t bytes = large(8 * kGiB);
   constexpr std::uint64_t kSecret = 0xfeedfacecafebeefULL;
-  Actor first("first owner", [](const Line& line) {
+  Actor first("first owner", [&](const Line& line) {
     start_gpu();
-    Region region = create_mapped(kSecretBytes);
-    fill(region.address, kSecretBytes, kSeed);
+    Region region = create_mapped(bytes);
+    fill(region.address, bytes, kSeed);
     // One recognisable word a page, the rest the pattern (never zero).
-    for (std::size_t at = 0; at < kSecretBytes; at += 64 * kMiB) must(poke(region.address + at, kSecret), "poke");
+    for (std::size_t at = 0; at < bytes; at += 64 * kMiB) must(poke(region.address + at, kSecret), "poke");
     unmap(region);
-    Region again = create_mapped(kSecretBytes);
-    const Tally seen = tally(again.address, kSecretBytes, kSecret);
+    Region again = create_mapped(bytes);
+    const Tally seen = tally(again.address, bytes, kSecret);
     fact("same_process_again", "%llu of %zu words not zero, %llu secret words",
-         static_cast<unsigned long long>(seen.nonzero), kSecretBytes / 8, static_cast<unsigned long long>(seen.equal));
-    fill(again.address, kSecretBytes, kSeed);
-    for (std::size_t at = 0; at < kSecretBytes; at += 64 * kMiB) must(poke(again.address + at, kSecret), "poke");
+         static_cast<unsigned long long>(seen.nonzero), bytes / 8, static_cast<unsigned long long>(seen.equal));
+    fill(again.address, bytes, kSeed);
+    for (std::size_t at = 0; at < bytes; at += 64 * kMiB) must(poke(again.address + at, kSecret), "poke");
     line.say("written");
     until_end(line);
   });
   first.line().expect("written");
   first.kill();
-  Actor second("second owner", [](const Line& line) {
+  Actor second("second owner", [&](const Line& line) {
     start_gpu();
-    Region region = create_mapped(kSecretBytes);
-    Tally seen = tally(region.address, kSecretBytes, kSecret);
+    Region region = create_mapped(bytes);
+    Tally seen = tally(region.address, bytes, kSecret);
     fact("other_process_vmm", "%llu of %zu words not zero, %llu secret words",
-         static_cast<unsigned long long>(seen.nonzero), kSecretBytes / 8, static_cast<unsigned long long>(seen.equal));
+         static_cast<unsigned long long>(seen.nonzero), bytes / 8, static_cast<unsigned long long>(seen.equal));
     unmap(region);
     Address address = 0;
-    must(cu.mem_alloc(&address, kSecretBytes), "cuMemAlloc");
-    seen = tally(address, kSecretBytes, kSecret);
+    must(cu.mem_alloc(&address, bytes), "cuMemAlloc");
+    seen = tally(address, bytes, kSecret);
     fact("other_process_cuMemAlloc", "%llu of %zu words not zero, %llu secret words",
-         static_cast<unsigned long long>(seen.nonzero), kSecretBytes / 8, static_cast<unsigned long long>(seen.equal));
+         static_cast<unsigned long long>(seen.nonzero), bytes / 8, static_cast<unsigned long long>(seen.equal));
     until_end(line);
   });
   second.finish();

@@ -18,7 +18,8 @@ constexpr unsigned kThreads = 256;
 struct Gpu {
   Device device = 0;
   Context context = nullptr;
-  Kernel fill = nullptr, check = nullptr, watch = nullptr, spin = nullptr, poke = nullptr, tally = nullptr;
+  Kernel fill = nullptr, check = nullptr, watch = nullptr, spin = nullptr, poke = nullptr, tally = nullptr,
+         gaps = nullptr;
   Address out = 0;  // two words that kernels add to
 } gpu;
 
@@ -55,6 +56,7 @@ void start_gpu() {
   gpu.spin = kernel(module, "spin");
   gpu.poke = kernel(module, "poke");
   gpu.tally = kernel(module, "tally");
+  gpu.gaps = kernel(module, "gaps");
   must(cu.mem_alloc(&gpu.out, 2 * sizeof(std::uint64_t)), "cuMemAlloc");
 }
 
@@ -162,6 +164,12 @@ Watched count_watched(Stream stream) {
   std::uint64_t result[2];
   read_out(result);
   return {result[0], result[1]};
+}
+
+void watch_gaps(Address address, std::size_t bytes, std::uint64_t ns, Address out, Stream stream) {
+  std::uint64_t words = bytes / 8, zero = 0;
+  void* arguments[] = {&address, &words, &ns, &zero, &out};
+  launch(gpu.gaps, 1, 1, arguments, stream);
 }
 
 void spin(std::uint64_t ns, Stream stream) {

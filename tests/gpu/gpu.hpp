@@ -51,6 +51,9 @@ struct Watched {
 };
 void watch(Address address, std::size_t bytes, std::uint64_t seed, std::uint64_t ns, Stream stream);
 Watched count_watched(Stream stream);
+// Loads word after word inside one kernel for that long. Two words at `out`: the longest time between two loads in ns,
+// and how many loads there were.
+void watch_gaps(Address address, std::size_t bytes, std::uint64_t ns, Address out, Stream stream);
 // A kernel that lasts that long.
 void spin(std::uint64_t ns, Stream stream);
 // One store of 8 bytes by a kernel; the code of the synchronisation after it.

@@ -4,7 +4,9 @@
 
 namespace shmb::facts {
 
-// fill, check, watch, spin, poke, tally: meaning in gpu.hpp. Grid-stride loops over 8-byte words.
+// fill, check, watch, gaps, spin, poke, tally: meaning in gpu.hpp. Grid-stride loops over 8-byte words. In gaps each
+// address depends on the word before, which `zero` makes nothing of: so a time that is read belongs to a load that is
+// over.
 inline constexpr char kKernels[] = R"ptx(
 .version 7.0
 .target sm_70
@@ -90,6 +92,33 @@ WATCH_TIME:
   @%q bra WATCH_END;
   red.global.add.u64 [%d8+8], %d13;
 WATCH_END:
+  ret;
+}
+
+.visible .entry gaps(.param .u64 p, .param .u64 n, .param .u64 ns, .param .u64 zero, .param .u64 out)
+{
+  .reg .pred %q; .reg .b64 %d<14>;
+  ld.param.u64 %d0, [p]; ld.param.u64 %d1, [n]; ld.param.u64 %d2, [ns]; ld.param.u64 %d12, [zero]; ld.param.u64 %d3, [out];
+  mov.u64 %d4, 0; mov.u64 %d5, 0; mov.u64 %d6, 0;
+  mov.u64 %d7, %globaltimer; add.u64 %d2, %d7, %d2;
+GAPS_LOOP:
+  shl.b64 %d8, %d4, 3;
+  add.u64 %d8, %d0, %d8;
+  ld.volatile.global.u64 %d9, [%d8];
+  and.b64 %d9, %d9, %d12;
+  add.u64 %d4, %d4, %d9;
+  add.u64 %d4, %d4, 8192;
+  setp.ge.u64 %q, %d4, %d1;
+  @%q mov.u64 %d4, 0;
+  mov.u64 %d10, %globaltimer;
+  sub.u64 %d11, %d10, %d7;
+  mov.u64 %d7, %d10;
+  max.u64 %d5, %d5, %d11;
+  add.u64 %d6, %d6, 1;
+  setp.lt.u64 %q, %d10, %d2;
+  @%q bra GAPS_LOOP;
+  st.global.u64 [%d3], %d5;
+  st.global.u64 [%d3+8], %d6;
   ret;
 }
 

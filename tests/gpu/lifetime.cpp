@@ -83,22 +83,22 @@ void t1_producer_killed() {
 }
 
 void t2_killed_under_a_kernel() {
-  constexpr std::size_t kBytes = 4 * kGiB;
+  const std::size_t bytes = large(4 * kGiB);
   const Card base = read_card();
-  Actor made("producer", [](const Line& line) { producer(line, kBytes); });
+  Actor made("producer", [&](const Line& line) { producer(line, bytes); });
   Message published = made.line().expect("published");
-  Actor consumer("consumer", [](const Line& line) {
+  Actor consumer("consumer", [&](const Line& line) {
     start_gpu();
     Message order = line.expect("import");
-    Region region = import_mapped(order.fds.at(0), kBytes);
+    Region region = import_mapped(order.fds.at(0), bytes);
     close_all(order.fds);
     const Stream stream = make_stream();
-    line.say(std::to_string(mismatches(region.address, kBytes, kSeed)) + " words differ");
-    watch(region.address, kBytes, kSeed, 4'000'000'000, stream);
+    line.say(std::to_string(mismatches(region.address, bytes, kSeed)) + " words differ");
+    watch(region.address, bytes, kSeed, lasting(4'000'000'000), stream);
     line.say("kernel running");
     const Watched seen = count_watched(stream);
     fact("kernel", "%llu whole rounds over %zu MiB in one kernel, %llu words differed",
-         static_cast<unsigned long long>(seen.rounds), kBytes / kMiB, static_cast<unsigned long long>(seen.mismatches));
+         static_cast<unsigned long long>(seen.rounds), bytes / kMiB, static_cast<unsigned long long>(seen.mismatches));
     if (seen.mismatches != 0 || seen.rounds == 0) wrong("the running kernel saw other data");
     line.say("kernel done");
     until_end(line);
@@ -116,7 +116,7 @@ void t2_killed_under_a_kernel() {
   consumer.line().expect("kernel done");
   const Card with_consumer = read_card();
   consumer.finish();
-  const Card held = wait_used(base.used + kBytes, 3000);
+  const Card held = wait_used(base.used + bytes, 3000);
   close_all(published.fds);
   const double closed = now_ms();
   const Card end = wait_used(base.used, 5000);
@@ -124,7 +124,7 @@ void t2_killed_under_a_kernel() {
        base.used_mib(), both.used_mib(), after.used_mib(), with_consumer.used_mib(), held.used_mib(), end.used_mib());
   fact("back_to_base_ms", "%.0f after the last close", now_ms() - closed);
   if (!base.known) return;
-  if (held.used < base.used + kBytes) wrong("the descriptors alone do not hold the memory");
+  if (held.used < base.used + bytes) wrong("the descriptors alone do not hold the memory");
   if (end.used > base.used + 2 * kMiB) wrong("memory is not returned after the last close");
 }
 
@@ -165,17 +165,17 @@ void t6_keeper_outlives_share() {
 }
 
 void t8_no_context_allocator() {
-  constexpr std::size_t kBytes = kGiB;
+  const std::size_t bytes = large(kGiB);
   const Card base = read_card();
-  Actor agent("agent", [](const Line& line) {
+  Actor agent("agent", [&](const Line& line) {
     start_driver();
     line.say("initialised");
     line.expect("create");
     const double start = now_ms();
-    const MemHandle handle = create(kBytes);
+    const MemHandle handle = create(bytes);
     const double created = now_ms();
     std::vector<int> fds{export_fd(handle)};
-    fact("create_ms", "%.2f for %zu MiB, export %.3f", created - start, kBytes / kMiB, now_ms() - created);
+    fact("create_ms", "%.2f for %zu MiB, export %.3f", created - start, bytes / kMiB, now_ms() - created);
     Context context = nullptr;
     must(cu.context_get(&context), "cuCtxGetCurrent");
     fact("agent_context", "%s", context == nullptr ? "none" : "one appeared");
@@ -192,19 +192,19 @@ void t8_no_context_allocator() {
   const Card created = read_card();
   fact("agent_in_process_list", "%s", created.process_text(agent.pid()).c_str());
   fact("used_mib", "base %.1f, after cuInit %.1f, after create of %zu MiB %.1f", base.used_mib(),
-       initialised.used_mib(), kBytes / kMiB, created.used_mib());
-  Actor writer("writer", [](const Line& line) {
+       initialised.used_mib(), bytes / kMiB, created.used_mib());
+  Actor writer("writer", [&](const Line& line) {
     start_gpu();
     Message order = line.expect("fill");
-    const Region region = import_mapped(order.fds.at(0), kBytes);
-    fill(region.address, kBytes, kSeed);
+    const Region region = import_mapped(order.fds.at(0), bytes);
+    fill(region.address, bytes, kSeed);
     line.say("filled");
     until_end(line);
   });
   writer.line().say("fill", {made.fds.at(0)});
   writer.line().expect("filled");
   writer.finish();
-  const std::string answer = read_in_fresh_process(made.fds.at(0), kBytes);
+  const std::string answer = read_in_fresh_process(made.fds.at(0), bytes);
   fact("written_by_one_read_by_other", "%s", answer.c_str());
   if (!same_data(answer)) wrong("memory of an allocator without a context is not usable");
   agent.finish();
@@ -212,16 +212,16 @@ void t8_no_context_allocator() {
 }
 
 void t15_consumer_killed_in_kernel() {
-  constexpr std::size_t kBytes = 4 * kGiB;
+  const std::size_t bytes = large(4 * kGiB);
   const Card base = read_card();
-  Actor made("producer", [](const Line& line) { producer(line, kBytes); });
+  Actor made("producer", [&](const Line& line) { producer(line, bytes); });
   Message published = made.line().expect("published");
-  Actor consumer("consumer", [](const Line& line) {
+  Actor consumer("consumer", [&](const Line& line) {
     start_gpu();
     Message order = line.expect("import");
-    const Region region = import_mapped(order.fds.at(0), kBytes);
+    const Region region = import_mapped(order.fds.at(0), bytes);
     close_all(order.fds);
-    watch(region.address, kBytes, kSeed, 20'000'000'000, make_stream());
+    watch(region.address, bytes, kSeed, 20'000'000'000, make_stream());
     line.say("kernel running");
     until_end(line);
   });
@@ -231,7 +231,7 @@ void t15_consumer_killed_in_kernel() {
   const double killed = now_ms();
   consumer.kill();
   fact("reaped_ms", "%.1f after SIGKILL inside a 20 s kernel", now_ms() - killed);
-  const std::string answer = read_in_fresh_process(published.fds.at(0), kBytes);
+  const std::string answer = read_in_fresh_process(published.fds.at(0), bytes);
   fact("region_afterwards", "%s", answer.c_str());
   if (!same_data(answer)) wrong("a killed consumer harmed the region");
   made.finish();

@@ -274,7 +274,8 @@ void t27_event() {
       const Code waited = cu.stream_wait_event(stream, event, 0);
       line.say("waiting");
       Code code = waited;
-      while (waited == kSuccess && (code = cu.stream_query(stream)) == kNotReady && now_ms() - start < 8000)
+      while (waited == kSuccess && (code = cu.stream_query(stream)) == kNotReady &&
+             now_ms() - start < settings.wait_ms + 3000)
         sleep_ms(1);
       fact(name, "wait call %s, stream %s after %.0f ms", code_text(waited).c_str(), code_text(code).c_str(),
            now_ms() - start);

@@ -45,22 +45,22 @@ double copy_rate(std::size_t bytes, Copy copy) {
 }
 
 void pinned_copies() {
-  constexpr std::size_t kBytes = 512 * kMiB;
-  const int fd = sized_memfd(kBytes, 0);
-  void* memory = map_memory(fd, kBytes, PROT_READ | PROT_WRITE);
-  std::memset(memory, 7, kBytes);
+  const std::size_t bytes = large(512 * kMiB);
+  const int fd = sized_memfd(bytes, 0);
+  void* memory = map_memory(fd, bytes, PROT_READ | PROT_WRITE);
+  std::memset(memory, 7, bytes);
   Address device = 0;
-  must(cu.mem_alloc(&device, kBytes), "cuMemAlloc");
-  const auto up = [&] { must(cu.copy_to_device(device, memory, kBytes), "cuMemcpyHtoD"); };
-  const auto down = [&] { must(cu.copy_to_host(memory, device, kBytes), "cuMemcpyDtoH"); };
-  const double plain_up = copy_rate(kBytes, up), plain_down = copy_rate(kBytes, down);
-  must(cu.host_register(memory, kBytes, kHostPortable | kHostDeviceMap), "cuMemHostRegister");
+  must(cu.mem_alloc(&device, bytes), "cuMemAlloc");
+  const auto up = [&] { must(cu.copy_to_device(device, memory, bytes), "cuMemcpyHtoD"); };
+  const auto down = [&] { must(cu.copy_to_host(memory, device, bytes), "cuMemcpyDtoH"); };
+  const double plain_up = copy_rate(bytes, up), plain_down = copy_rate(bytes, down);
+  must(cu.host_register(memory, bytes, kHostPortable | kHostDeviceMap), "cuMemHostRegister");
   fact("copy_gb_s", "to device: plain %.1f, pinned %.1f; to host: plain %.1f, pinned %.1f", plain_up,
-       copy_rate(kBytes, up), plain_down, copy_rate(kBytes, down));
-  fact("register_twice", "%s", code_text(cu.host_register(memory, kBytes, kHostPortable)).c_str());
+       copy_rate(bytes, up), plain_down, copy_rate(bytes, down));
+  fact("register_twice", "%s", code_text(cu.host_register(memory, bytes, kHostPortable)).c_str());
   must(cu.host_unregister(memory), "cuMemHostUnregister");
   must(cu.mem_free(device), "cuMemFree");
-  munmap(memory, kBytes);
+  munmap(memory, bytes);
   close(fd);
 }
 
@@ -121,31 +121,31 @@ void punch_while_pinned() {
 }
 
 void register_rate(const char* name, int fd, bool collapse) {
-  constexpr std::size_t kBytes = kGiB;
+  const std::size_t bytes = large(kGiB);
   if (fd < 0) {
     fact(name, "not on this machine: %s", std::strerror(errno));
     return;
   }
   // Huge pages need an aligned place: take too much address space and map inside it.
   constexpr std::size_t kHuge = 2 * kMiB;
-  void* place = mmap(nullptr, kBytes + kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* place = mmap(nullptr, bytes + kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (place == MAP_FAILED) fail("mmap: %s", std::strerror(errno));
   const auto aligned = (reinterpret_cast<std::uintptr_t>(place) + kHuge - 1) / kHuge * kHuge;
-  void* memory = mmap(reinterpret_cast<void*>(aligned), kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+  void* memory = mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
   if (memory == MAP_FAILED) {
     fact(name, "not on this machine: %s", std::strerror(errno));
     close(fd);
     return;
   }
-  std::memset(memory, 1, kBytes);
+  std::memset(memory, 1, bytes);
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1
-  if (collapse && madvise(memory, kBytes, kCollapse) != 0) {
+  if (collapse && madvise(memory, bytes, kCollapse) != 0) {
     fact(name, "not on this machine: MADV_COLLAPSE: %s", std::strerror(errno));
   } else {
     Samples in, out;
     for (int i = 0; i < 6; ++i) {
       double start = now_ms();
-      const Code code = cu.host_register(memory, kBytes, kHostPortable | kHostDeviceMap);
+      const Code code = cu.host_register(memory, bytes, kHostPortable | kHostDeviceMap);
       if (code != kSuccess) {
         fact(name, "refused: %s", code_text(code).c_str());
         break;
@@ -155,10 +155,10 @@ void register_rate(const char* name, int fd, bool collapse) {
       must(cu.host_unregister(memory), "cuMemHostUnregister");
       out.add(now_ms() - start);
     }
-    fact(name, "1 GiB: register %s, unregister %s, %.1f GB/s", in.text("ms").c_str(), out.text("ms").c_str(),
-         static_cast<double>(kBytes) / 1e6 / in.median());
+    fact(name, "%zu MiB: register %s, unregister %s, %.1f GB/s", bytes / kMiB, in.text("ms").c_str(),
+         out.text("ms").c_str(), static_cast<double>(bytes) / 1e6 / in.median());
   }
-  munmap(place, kBytes + kHuge);
+  munmap(place, bytes + kHuge);
   close(fd);
 }
 
@@ -167,9 +167,9 @@ void register_rate(const char* name, int fd, bool collapse) {
 void p5_register() {
   Actor process("process", [](const Line& line) {
     start_gpu();
-    register_rate("pages_4KiB", sized_memfd(kGiB, 0), false);
-    register_rate("pages_2MiB_collapsed", sized_memfd(kGiB, 0), true);
-    register_rate("pages_2MiB_hugetlb", sized_memfd(kGiB, MFD_HUGETLB), false);
+    register_rate("pages_4KiB", sized_memfd(large(kGiB), 0), false);
+    register_rate("pages_2MiB_collapsed", sized_memfd(large(kGiB), 0), true);
+    register_rate("pages_2MiB_hugetlb", sized_memfd(large(kGiB), MFD_HUGETLB), false);
     until_end(line);
   });
   process.finish();

@@ -1,13 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Regions, lent memory, timelines, pins and events with real tensors, through the library and a broker: T20 to T26,
-what of T27, T28 and of sleeping regions is ours, P3 and P4, and 51 to 69 of docs/conformance.md. Each case is two or
-three processes that talk over this one, which never touches the driver. Without torch plain memory of the driver stands
-for tensors, and the cases that are about torch's own memory are skipped.
-With --fake it is that of the fake driver: a check of this program, never a result.
-Exit: 0 all passed or skipped, 1 some failed.
-With --trust, and where /proc/driver/nvidia is not there, the broker is told not to hold the device open.
-usage: regions.py --library FILE --broker FILE [--fake FOLDER] [--trust] [--json FILE] [--only T20,54]
+what of T27, T28 and of sleeping regions is ours, P3 and P4, and 51 to 69 of docs/conformance.md. One case a process, with a
+broker of its own, so that a broken one costs one answer. A case is one to three processes that talk over this one, which
+never touches the driver. With --plain memory of the driver stands for torch's tensors; with --fake it is that of the fake
+driver. The answer is lines for asking.py.
+usage: regions.py --library FILE --broker FILE [--fake] [--plain] CASE
 """
 
 import argparse
@@ -22,6 +20,7 @@ import tempfile
 import time
 
 import conformance
+from asking import die_with_parent
 from library import (ACCESS_WRITE, DEADLINE, MANY_WRITERS, NOT_SUPPORTED, PRODUCER_DEAD, WRITING, Failure, PlainTensor,
                      Session, drive, driver_version, hold_up, let_go)  # fmt: skip
 from talk import N, Skip, Talk
@@ -374,6 +373,11 @@ ABOUT_TORCH = {"T20", "T21", "T22"}
 # ---------------------------------------------------------------------------------------------- the runner
 
 
+def tell(key, value):
+    """A line for asking.py."""
+    print(f"+{key}\t{value}".replace("\n", " "), flush=True)
+
+
 def be_actor(case, role, token):
     try:
         try:
@@ -392,156 +396,146 @@ def be_actor(case, role, token):
     os._exit(0)  # as a process ends that cleans nothing up
 
 
-def run_case(case):
-    token = RUNNER.make_group()
-    environment = dict(os.environ)
-    if case == "T22":
-        environment["PYTORCH_CUDA_ALLOC_CONF"] = environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    actors, waiting, facts = {}, {}, {}
-    verdict, reason = "pass", ""
-    for role in "abc"[: len(CASES[case]) - 1]:
-        command = [sys.executable, "-B", __file__, "--actor", case, role, token]
-        actors[role] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
-                                        bufsize=0)  # fmt: skip
-        waiting[role] = b""
+class Case:
+    """The actors of one case, their words for each other, and how it went."""
 
-    def tell(role, value):
+    def __init__(self, name, token):
+        self.name, self.verdict, self.reason = name, "pass", ""
+        self.actors, self.waiting = {}, {}
+        self.endings = {}  # of whom, since when, and how long it may take
+        environment = dict(os.environ)
+        if name == "T22":
+            environment["PYTORCH_CUDA_ALLOC_CONF"] = environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        for role in "abc"[: len(CASES[name]) - 1]:
+            command = [sys.executable, "-B", __file__, "--actor", name, role, token]
+            self.actors[role] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+                                                 bufsize=0, preexec_fn=die_with_parent)  # fmt: skip
+            self.waiting[role] = b""
+        self.living = set(self.actors)
+
+    def end(self, verdict, reason):
+        if self.verdict == "pass":
+            self.verdict, self.reason = verdict, reason
+
+    def pass_on(self, role, value):
         try:
-            actors[role].stdin.write(json.dumps(value).encode() + b"\n")
+            self.actors[role].stdin.write(json.dumps(value).encode() + b"\n")
         except (BrokenPipeError, ValueError):
             pass  # it ended with a reason of its own
 
-    start = time.monotonic()
-    living = set(actors)
-    endings = {}  # of whom, since when, and how long it may take
-    while living and verdict == "pass":
-        left = LIMIT_S - (time.monotonic() - start)
-        if left <= 0:
-            verdict, reason = "fail", f"not done after {LIMIT_S} s; still there: {' '.join(sorted(living))}"
-            break
-        by_pipe = {actors[role].stdout: role for role in living}
-        for pipe in select.select(list(by_pipe), [], [], left)[0]:
-            role, part = by_pipe[pipe], os.read(pipe.fileno(), 65536)
-            if not part:
-                living.discard(role)
-                status = actors[role].wait()
-                if status not in (0, -signal.SIGKILL) and verdict == "pass":
-                    verdict, reason = "fail", f"{role} ended with status {status}"
-                if role in endings:
-                    since, limit = endings.pop(role)
-                    seconds = time.monotonic() - since
-                    facts[f"{role} ended"] = f"after {seconds:.2f} s of {limit}"
-                    if seconds > limit and not os.environ.get("REGIONS_FAKE"):
-                        verdict, reason = "fail", f"{role} ended after {seconds:.2f} s"
-                continue
-            waiting[role] += part
-            while b"\n" in waiting[role]:
-                line, waiting[role] = waiting[role].split(b"\n", 1)
-                words = json.loads(line)
-                if "to" in words:
-                    tell(words["to"], words["value"])
-                elif "fact" in words:
-                    facts[words["fact"]] = words["value"]
-                elif "ending" in words:
-                    endings[words["ending"]] = time.monotonic(), words["limit"]
-                elif "kill" in words:
-                    actors[role].kill()
-                    actors[role].wait()
-                    for other in living - {role}:
-                        if case == "66" and other == "b":
-                            tell(other, "killed")
-                elif "skip" in words:
-                    verdict, reason = "skip", words["skip"]
-                else:
-                    verdict, reason = "fail", words["fail"]
-    for actor in actors.values():
-        actor.kill()
-        actor.wait()
-        actor.stdin.close()
-        actor.stdout.close()
-    return {"name": case, "question": CASES[case][0], "verdict": verdict, "reason": reason, "facts": facts,
-            "seconds": round(time.monotonic() - start, 2)}  # fmt: skip
+    def take(self, role, words):
+        if "to" in words:
+            self.pass_on(words["to"], words["value"])
+        elif "fact" in words:
+            tell(words["fact"], words["value"])
+        elif "ending" in words:
+            self.endings[words["ending"]] = time.monotonic(), words["limit"]
+        elif "kill" in words:
+            self.actors[role].kill()
+            self.actors[role].wait()
+            if self.name == "66" and "b" in self.living - {role}:
+                self.pass_on("b", "killed")
+        elif "skip" in words:
+            self.end("skip", words["skip"])
+        else:
+            self.end("fail", words["fail"])
+
+    def take_end(self, role):
+        self.living.discard(role)
+        status = self.actors[role].wait()
+        if status not in (0, -signal.SIGKILL):
+            self.end("fail", f"{role} ended with status {status}")
+        if role in self.endings:
+            since, limit = self.endings.pop(role)
+            seconds = time.monotonic() - since
+            tell(f"{role} ended", f"after {seconds:.2f} s of {limit}")
+            if seconds > limit and not os.environ.get("REGIONS_FAKE"):
+                self.end("fail", f"{role} ended after {seconds:.2f} s")
+
+    def run(self):
+        end = time.monotonic() + LIMIT_S - 5  # before the runner's own limit, to say who is still there
+        while self.living and self.verdict == "pass":
+            left = end - time.monotonic()
+            if left <= 0:
+                self.end("fail", f"not done after {LIMIT_S - 5} s; still there: {' '.join(sorted(self.living))}")
+                break
+            by_pipe = {self.actors[role].stdout: role for role in self.living}
+            for pipe in select.select(list(by_pipe), [], [], left)[0]:
+                role, part = by_pipe[pipe], os.read(pipe.fileno(), 65536)
+                if not part:
+                    self.take_end(role)
+                    continue
+                *lines, self.waiting[role] = (self.waiting[role] + part).split(b"\n")
+                for line in lines:
+                    self.take(role, json.loads(line))
+        for actor in self.actors.values():
+            actor.kill()
+            actor.wait()
 
 
-def start_broker(program, folder, fake, trust):
+def start_broker(program, folder, fake):
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     command = [program, "--private", "--directory", folder, "--ready-fd", str(writing), "--idle-exit", "forever"]
-    if trust:
+    # In some sandboxes nobody can tell which node is whose.
+    if not fake and not os.path.isdir("/proc/driver/nvidia/gpus"):
+        tell("gpu_hold", "trust: the broker holds no device; whether another one does is not known")
         with open(os.path.join(folder, "broker.toml"), "w") as file:
             file.write('gpu_hold = "trust"\n')
         command += ["--config", file.name]
     if fake:
         command += ["--seam", f"gpu={folder}/nodes"]
     log = open(os.path.join(folder, "broker.log"), "wb")
-    broker = subprocess.Popen(command, pass_fds=[writing], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    broker = subprocess.Popen(command, pass_fds=[writing], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                              preexec_fn=die_with_parent)  # fmt: skip
     os.close(writing)
-    if os.read(reading, 1) != b"\n":
-        sys.exit(f"the broker did not start: {open(os.path.join(folder, 'broker.log')).read()[-600:]}")
+    ready = select.select([reading], [], [], 30)[0] and os.read(reading, 1) == b"\n"
     os.close(reading)
+    if not ready:
+        broker.kill()
+        broker.wait()
+        raise AssertionError(f"the broker did not start: {open(log.name).read()[-600:]}")
     return broker
+
+
+def ask(given):
+    folder = tempfile.mkdtemp(prefix="case-")
+    nodes = os.path.join(folder, "nodes")
+    os.mkdir(nodes)
+    os.environ["REGIONS_LIBRARY"] = os.path.abspath(given.library)
+    os.environ["REGIONS_SOCKET"] = os.path.join(folder, "socket")
+    if given.fake:
+        os.environ.update(REGIONS_FAKE="1", FAKECUDA_NODES=nodes, FAKECUDA_DEVICES="2")
+    if given.fake or given.plain:
+        os.environ["REGIONS_PLAIN"] = "1"
+    try:
+        broker = start_broker(os.path.abspath(given.broker), folder, given.fake)
+    except AssertionError as why:
+        return "fail", str(why)
+    try:
+        case = Case(given.case, Session().make_group())
+        case.run()
+        return case.verdict, case.reason
+    except Failure as why:
+        return "fail", f"the runner's own session: {why}"
+    finally:
+        broker.terminate()
+        broker.wait()
 
 
 def main():
     if sys.argv[1:2] == ["--actor"]:
         be_actor(*sys.argv[2:5])
     parser = argparse.ArgumentParser()
-    for name in ("library", "broker", "fake", "json", "only"):
-        parser.add_argument("--" + name, required=name in ("library", "broker"))
-    parser.add_argument("--trust", action="store_true")
-    asked = parser.parse_args()
-    no_torch = ""
-    # In some sandboxes nobody can tell which node is whose.
-    trust = asked.trust or not (asked.fake or os.path.isdir("/proc/driver/nvidia"))
-    if trust:
-        print("gpu_hold = trust: the broker holds no device; whether another one does is not known\n", flush=True)
-    if asked.fake:
-        os.environ.update(LD_LIBRARY_PATH=asked.fake, REGIONS_FAKE="1", REGIONS_PLAIN="1", FAKECUDA_CARD=f"r{os.getpid()}",
-                          FAKECUDA_DEVICES="2")  # fmt: skip
-        print("ON THE FAKE DRIVER: nothing below says anything about a GPU or about NVIDIA's driver\n", flush=True)
-    else:
-        found = subprocess.run([sys.executable, "-c", "import torch; assert torch.cuda.is_available(), 'it sees no GPU'"],
-                               capture_output=True, text=True)  # fmt: skip
-        if found.returncode != 0:
-            no_torch = (found.stderr.strip().splitlines() or ["python ended without a word"])[-1]
-            os.environ["REGIONS_PLAIN"] = "1"
-            print(f"no torch with a GPU ({no_torch}): plain driver memory stands for its tensors\n", flush=True)
-    os.environ["REGIONS_LIBRARY"] = os.path.abspath(asked.library)
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
-        nodes = os.path.join(folder, "nodes")
-        os.mkdir(nodes)
-        if asked.fake:
-            os.environ["FAKECUDA_NODES"] = nodes
-        os.environ["REGIONS_SOCKET"] = os.path.join(folder, "socket")
-        broker = start_broker(os.path.abspath(asked.broker), folder, asked.fake, trust)
-        try:
-            run_all(asked, results, no_torch)
-        finally:
-            broker.terminate()
-            broker.wait()
-    return 1 if any(one["verdict"] == "fail" for one in results) else 0
-
-
-def run_all(asked, results, no_torch):
-    global RUNNER
-    RUNNER = Session()
-    for case in CASES:
-        if asked.only and not set(case.split(",")) & set(asked.only.split(",")):
-            continue
-        if no_torch and case in ABOUT_TORCH:
-            results.append({"name": case, "question": CASES[case][0], "verdict": "skip", "reason": no_torch, "facts": {},
-                            "seconds": 0.0})  # fmt: skip
-        else:
-            results.append(run_case(case))
-        one = results[-1]
-        print(f"{one['name']:<6} {one['verdict']:<5} {one['seconds']:6.1f}  {one['question']}  {one['reason']}",
-              flush=True)  # fmt: skip
-        for key, value in one["facts"].items():
-            print(f"         {key}: {value}", flush=True)
-        if asked.json:
-            with open(asked.json, "w") as file:
-                json.dump({"tests": results}, file, indent=1)
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--broker", required=True)
+    parser.add_argument("--fake", action="store_true")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("case", choices=CASES)
+    verdict, reason = ask(parser.parse_args())
+    if verdict != "pass":
+        print(f"{'-skip' if verdict == 'skip' else '!fail'}\t{reason}".replace("\n", " "), flush=True)
+    return 1 if verdict == "fail" else 0
 
 
 if __name__ == "__main__":

@@ -2,14 +2,21 @@
 // Every test by name, with the longest time it may take and what it asks. Each runs in a process of its own.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 namespace shmb::facts {
 
 struct Settings {
   int pin_wait_s = 10;  // T3: how long nothing but the holder's descriptors keeps the GPU
-  bool quick = false;   // fewer cycles
+  bool quick = false;   // fewer cycles, less memory
   int wait_ms = 5000;   // T1, T27: how long a dead producer is watched; the fake has nothing that comes late
 };
 extern Settings settings;
+
+// What a test takes on the fake driver in place of gigabytes and seconds.
+inline std::size_t large(std::size_t bytes) { return settings.quick ? bytes / 256 : bytes; }
+inline std::uint64_t lasting(std::uint64_t ns) { return settings.quick ? ns / 8 : ns; }
 
 // The facts of the machine; not a test, but every figure needs it.
 void machine();
@@ -21,6 +28,10 @@ void t3_device_node();
 void t6_keeper_outlives_share();
 void t8_no_context_allocator();
 void t15_consumer_killed_in_kernel();
+// own_mapping.cpp, context.cpp: what a call on a region does to, and needs of, its own process
+void t29_own_mapping();
+void t30_no_context();
+void t31_context_event();
 // identity.cpp: what the descriptor is and who may use it
 void t4_descriptor();
 void t5_other_uid();

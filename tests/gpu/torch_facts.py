@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which memory of the common frameworks can be shared by descriptor, and how: facts for adopting foreign pointers.
 
-Each case is a process of its own with a time limit. A missing framework is skipped. Exit 77 without a GPU.
-usage: torch_facts.py [--json FILE]
+One case a process; the answer is lines for asking.py. A missing framework is skipped.
+usage: torch_facts.py CASE
 """
 
 import ctypes
-import json
 import os
 import subprocess
 import sys
@@ -155,49 +154,35 @@ def jax_default():
 
 
 CASES = {
-    "torch_default": torch_default,
-    "T22_torch_expandable_segments": torch_expandable,
-    "cupy_default": cupy_default,
-    "jax_default": jax_default,
+    "default": torch_default,
+    "expandable": torch_expandable,
+    "cupy": cupy_default,
+    "jax": jax_default,
+}
+QUESTIONS = {
+    "default": "by what a default tensor of torch can be shared",
+    "expandable": "an expandable segment of torch, taken over chunk by chunk and read in another process",
+    "cupy": "by what an array of CuPy can be shared",
+    "jax": "by what an array of JAX can be shared",
 }
 
 
-def run_case(name):
-    try:
-        done = subprocess.run(
-            [sys.executable, __file__, "--case", name], capture_output=True, text=True, timeout=90
-        )
-    except subprocess.TimeoutExpired:
-        return {"verdict": "fail", "reason": "not done after 90 s"}
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            return json.loads(line)
-    return {"verdict": "fail", "reason": done.stderr.strip()[-400:]}
-
-
 def main(words):
-    if words[:1] == ["--consume"]:
+    if words[0] == "--consume":
         consume(words[1:])
-        return 0
-    if words[:1] == ["--case"]:
-        try:
-            print(json.dumps({"verdict": "pass", "facts": CASES[words[1]]()}))
-        except ImportError as problem:
-            print(json.dumps({"verdict": "skip", "reason": str(problem)}))
         return 0
     try:
         Driver()
-    except (OSError, RuntimeError) as problem:
-        print(f"no GPU to test: {problem}")
-        return 77
-    results = {}
-    for name in CASES:
-        results[name] = run_case(name)
-        print(name, json.dumps(results[name]), flush=True)
-        if words[:1] == ["--json"]:
-            with open(words[1], "w") as file:
-                json.dump(results, file, indent=1)
-    return 1 if any(result["verdict"] == "fail" for result in results.values()) else 0
+        facts = CASES[words[0]]()
+    except (ImportError, OSError) as problem:
+        print(f"-skip\t{problem}")
+        return 0
+    except RuntimeError as problem:
+        print(f"!fail\t{problem}".replace("\n", " "))
+        return 1
+    for key, value in facts.items():
+        print(f"+{key}\t{value}".replace("\n", " "))
+    return 0
 
 
 if __name__ == "__main__":
