@@ -8,7 +8,7 @@
 namespace shmb::facts {
 
 struct Settings {
-  int pin_wait_s = 10;  // T3: how long nothing but the holder's descriptors keeps the GPU
+  int pin_wait_s = 30;  // T3: how long nothing but the holder's descriptors keeps the GPU
   bool quick = false;   // fewer cycles, less memory
   int wait_ms = 5000;   // T1, T27: how long a dead producer is watched; the fake has nothing that comes late
 };
