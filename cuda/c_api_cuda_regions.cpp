@@ -16,8 +16,8 @@ static_assert(static_cast<int>(SHMB_GPU_LENT) == static_cast<int>(Kind::lent));
 
 Result<PublishSpec> publish_spec(const shmb_gpu_publish_options* options) {
   SHMB_TRY(wanted, read_options(options));
-  constexpr std::uint32_t flags =
-      SHMB_GPU_PUBLISH_KEEP_GIVEN | SHMB_GPU_PUBLISH_REPLACE | SHMB_GPU_PUBLISH_WRITING | SHMB_GPU_PUBLISH_MANY_WRITERS;
+  constexpr std::uint32_t flags = SHMB_GPU_PUBLISH_KEEP_GIVEN | SHMB_GPU_PUBLISH_REPLACE | SHMB_GPU_PUBLISH_WRITING |
+                                  SHMB_GPU_PUBLISH_MANY_WRITERS | SHMB_GPU_PUBLISH_CLOSE_OWN;
   if ((wanted.flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of publish");
   PublishSpec spec;
   spec.name = text_or_empty(wanted.name);
@@ -26,6 +26,7 @@ Result<PublishSpec> publish_spec(const shmb_gpu_publish_options* options) {
   spec.replace = (wanted.flags & SHMB_GPU_PUBLISH_REPLACE) != 0;
   spec.writing = (wanted.flags & SHMB_GPU_PUBLISH_WRITING) != 0;
   spec.many_writers = (wanted.flags & SHMB_GPU_PUBLISH_MANY_WRITERS) != 0;
+  spec.close_own = (wanted.flags & SHMB_GPU_PUBLISH_CLOSE_OWN) != 0;
   SHMB_TRY(sync, sync_of(wanted.sync, wanted.stream));
   spec.sync = sync;
   SHMB_TRY(tensors, tensors_of(wanted.tensors, wanted.tensor_count));
@@ -283,6 +284,7 @@ int shmb_gpu_region_get_info(const shmb_gpu_region* region, shmb_gpu_region_info
     out.cu_result = it.code();
     out.chunks = static_cast<std::uint32_t>(memory.sizes.size());
     out.asleep = it.pointer() == 0 ? 1 : 0;
+    out.notes = it.not_closed() ? unsigned{SHMB_GPU_NOTE_NOT_CLOSED} : 0U;
     out.tensor_count = it.published() ? it.manifest().tensors().size() : 0;
     return write_struct(out, info);
   });

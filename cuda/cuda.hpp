@@ -175,6 +175,7 @@ struct PublishOptions {
   bool replace = false;
   bool writing = false;       // this handle continues to write
   bool many_writers = false;  // importers may write too
+  bool close_own = false;     // this mapping becomes read-only when the writing is over; see shmbroker_cuda.h
   Sync sync{};
   std::vector<Tensor> tensors{};
   Timeout timeout{};
@@ -301,6 +302,7 @@ class Region {
     if (options.replace) c.flags |= SHMB_GPU_PUBLISH_REPLACE;
     if (options.writing) c.flags |= SHMB_GPU_PUBLISH_WRITING;
     if (options.many_writers) c.flags |= SHMB_GPU_PUBLISH_MANY_WRITERS;
+    if (options.close_own) c.flags |= SHMB_GPU_PUBLISH_CLOSE_OWN;
     c.sync = options.sync.kind();
     c.stream = options.sync.handle();
     c.tensors = tensors.data();

@@ -59,7 +59,7 @@ Result<DlMemory> memory_of(const Region::Handle& region, const Tensor& tensor) {
   DlMemory memory;
   memory.begin = reinterpret_cast<void*>(static_cast<std::uintptr_t>(pin->pointer()));
   memory.device = {kDlCuda, region->reached_by()};
-  memory.read_only = region->access() == Access::read;
+  memory.read_only = !region->may_write();
   memory.kept = std::move(pin);
   return memory;
 }
@@ -87,8 +87,8 @@ Result<DLManagedTensor*> to_dlpack_unversioned(const Region::Handle& region, con
   SHMB_TRY(memory, memory_of(region, tensor));
   if (memory.read_only)
     return error(Status::denied, region->called() +
-                                     " is mapped read-only, and a DLPack tensor without a version cannot say so: ask "
-                                     "for the versioned one, or copy the region");
+                                     " may only be read here, and a DLPack tensor without a version has no flag for "
+                                     "read-only memory: ask for the versioned one, or copy the region");
   return hand_out_unversioned(tensor, std::move(memory));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a lease to addresses. The broker cannot look into a descriptor. So the first importer finds out whether it is
-// what its publisher said, and reports that. After a failure the reference is given back before the error is returned.
+// From a lease to addresses. The broker cannot look into a descriptor. So an importer finds out whether it is what its
+// publisher said. After a failure the reference is given back before the error is returned.
 #include <unistd.h>
 
 #include <algorithm>
@@ -75,12 +75,12 @@ Result<std::vector<Device>> devices_for(const Driver& driver, const ImportSpec& 
 }  // namespace
 
 Result<std::vector<Allocation>> import_all(client::Session& session, const Driver& driver, const DeviceInfo& here,
-                                           client::GpuOpened& opened, const std::string& object, Code& code,
+                                           client::GpuOpened& opened, const std::string& object,
                                            client::Deadline deadline) {
   std::vector<Allocation> found;
   for (;;) {
     for (Fd& share : opened.shares) {
-      auto one = Allocation::import(driver, share.get(), here, object, code);
+      auto one = Allocation::import(driver, share.get(), here, object);
       share.reset();
       if (!one) return std::unexpected(one.error());
       found.push_back(std::move(*one));
@@ -100,19 +100,12 @@ class Import {
   // The handle takes over the reference of `opened`, or gives it back.
   Result<Region::Handle> finish(client::GpuOpened& opened, std::vector<client::GpuReport>& reports) {
     auto made = make(opened);
-    client::GpuReport report;
-    report.region = opened.region;
-    report.code = code_;
-    if (made) {
-      report.what = SHMBW_GPU_FINDING_IMPORTED;
-      reports.push_back(report);
-      return made;
-    }
+    if (made) return made;
     Error failure = made.error();
-    if (failure.status == Status::bad_fd || failure.status == Status::too_small) {
-      report.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
-      failure.sentence += blamed(report, reports);
-    }
+    // Which codes say what is not known well enough to blame anybody, so others may try.
+    if (failure.status == Status::bad_fd || failure.status == Status::too_small)
+      failure.sentence +=
+          "; only this import has failed: the region stays as it is, and other processes may have it mapped";
     if (failure.status == Status::device_not_visible)
       failure.sentence +=
           "; it lies on " + sys::gpu_uuid_text(opened.uuid, (opened.flags & SHMBW_GPU_PUBLISH_MIG) != 0);
@@ -125,21 +118,6 @@ class Import {
   bool left() const { return left_; }  // the caller gives the reference back
 
  private:
-  // The broker decides which process is to blame, from the reports of all importers. So send ours now, including those
-  // of this call.
-  const char* blamed(const client::GpuReport& failed, std::vector<client::GpuReport>& reports) {
-    if (!reports.empty()) (void)client::gpu_report_later(*session_, reports, deadline_);
-    reports.clear();
-    const auto state = client::gpu_report(*session_, failed, deadline_);
-    if (!state) return "; the broker could not be notified";
-    if (*state == SHMBW_GPU_STATE_INVALID)
-      return "; its publisher is at fault: the broker has been notified, and does not give it to others any more";
-    return "; the broker has been notified and keeps it, because others have imported it before, or because the "
-           "reporting process made it or got it by a ticket: another holder of its descriptor may have spoilt it, "
-           "which "
-           "does not touch processes that have it mapped";
-  }
-
   Result<Region::Handle> make(client::GpuOpened& opened) {
     const std::string object = called_ref(opened.region);
     SHMB_TRY(memory, memory_of(driver_, opened));
@@ -154,7 +132,7 @@ class Import {
     region->ref_ = opened.region;
     region->rights_ = opened.rights & (SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_SHARE | SHMBW_RIGHT_RELEASE |
                                        (spec_.access == Access::read_write ? unsigned{SHMBW_RIGHT_MAP_WRITE} : 0U));
-    region->writer_ = spec_.access == Access::read_write;
+    region->writer_.store(spec_.access == Access::read_write, std::memory_order_release);
     region->manifest_ = std::move(manifest);
     region->published_.store(true, std::memory_order_release);
     region->note_state(state_of(opened.state), 0);
@@ -171,11 +149,10 @@ class Import {
     SHMB_TRY(devices, devices_for(driver_, spec_, region.memory_, object));
     region.devices_ = std::move(devices);
     const DeviceInfo& here = **driver_.at(region.devices_.front());
-    SHMB_TRY(found, import_all(*session_, driver_, here, opened, object, code_, deadline_));
+    SHMB_TRY(found, import_all(*session_, driver_, here, opened, object, deadline_));
     // Where it is used there is a context, or will be.
     SHMB_TRY(scope, region.enter());
     auto done = region.map(found, spec_.at);
-    if (!done && done.error().status == Status::too_small) code_ = kInvalidValue;
     if (done) done = region.set_access(spec_.access);
     return done;
   }
@@ -206,10 +183,10 @@ class Import {
     std::memcpy(handle.reserved, opened.handle.data(), sizeof handle.reserved);
     Address base = 0;
     const BesideCaptures beside(driver_);
-    code_ = driver_->ipc_open_memory(&base, handle, kLazyPeer);
-    if (code_ == kInvalidContext && own_process)
+    const Code code = driver_->ipc_open_memory(&base, handle, kLazyPeer);
+    if (code == kInvalidContext && own_process)
       return error(Status::not_found, object + " was lent by this process itself, which has taken it back meanwhile");
-    if (code_ != kSuccess) return std::unexpected(driver_.open_failure(code_, object));
+    if (code != kSuccess) return std::unexpected(driver_.open_failure(code, object));
     region.opened_ = base;
     region.pointer_.store(base + region.memory_.offset, std::memory_order_release);
     return {};
@@ -219,7 +196,6 @@ class Import {
   const Driver& driver_;
   const ImportSpec& spec_;
   const client::Deadline deadline_;
-  Code code_ = 0;
   const DeviceInfo* device_ = nullptr;  // the device that has the memory
   Region::Handle failed_;               // its destruction gives the reference back, after the report
   bool owned_ = false, left_ = false;
@@ -238,10 +214,6 @@ std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client:
   const Driver& driver = **loaded;
   const Notices::Opening opening(Notices::of(session));
   std::vector<client::GpuReport> reports;
-  const auto send_reports = [&] {
-    if (!reports.empty()) (void)client::gpu_report_later(*session, reports, deadline);
-    reports.clear();
-  };
   for (std::size_t first = 0; first < wishes.size(); first += kWishesOfPacket) {
     const std::size_t count = std::min(kWishesOfPacket, wishes.size() - first);
     auto opened = client::gpu_open(*session, wishes.subspan(first, count), deadline);
@@ -258,15 +230,13 @@ std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client:
       }
       Import import(session, driver, specs[first + i], deadline);
       result = import.finish(*one, reports);
-      // Reported before the reference ends: with the last one the region may be gone.
-      if (!result) send_reports();
       if (!result && import.left()) {
         const client::GpuRelease back{one->region, 1, false};
         (void)client::gpu_release(*session, {&back, 1}, deadline);
       }
     }
-    send_reports();
   }
+  if (!reports.empty()) (void)client::gpu_report_later(*session, reports, deadline);
   return results;
 }
 

@@ -21,12 +21,12 @@ Result<Allocation> Allocation::create(const Driver& driver, const DeviceInfo& de
   return Allocation(driver, handle);
 }
 
-Result<Allocation> Allocation::import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object,
-                                      Code& code) {
+Result<Allocation> Allocation::import(const Driver& driver, int fd, const DeviceInfo& device,
+                                      const std::string& object) {
   MemHandle handle = 0;
   // The driver takes the descriptor's number where other calls take an address.
   void* const number = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
-  if (code = driver->mem_import(&handle, number, kPosixFd); code != kSuccess)
+  if (const Code code = driver->mem_import(&handle, number, kPosixFd); code != kSuccess)
     return std::unexpected(driver.import_failure(code, object, device));
   return Allocation(driver, handle);
 }

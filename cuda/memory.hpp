@@ -20,9 +20,7 @@ namespace shmb::cuda {
 class Allocation {
  public:
   static Result<Allocation> create(const Driver& driver, const DeviceInfo& device, std::uint64_t bytes, bool rdma);
-  // `code` is the driver's answer: the broker gets a report of an invalid descriptor.
-  static Result<Allocation> import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object,
-                                   Code& code);
+  static Result<Allocation> import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object);
   // not_exportable if the memory was not made by cuMemCreate.
   static Result<Allocation> at(const Driver& driver, Address address, const std::string& object);
 

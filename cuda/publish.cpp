@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a region of this process to one of the broker. The contents are complete before others can read them. The device
-// is waited for first. This process' mapping becomes read-only before the broker passes anything on. Descriptors are
+// is waited for first. This process' mapping stays as it is: a driver may unmap a moment to change it, and a kernel
+// that reads then faults. Only with CLOSE_OWN it becomes read-only, once the broker has the region. Descriptors are
 // made for one packet at a time. So 20,000 regions, or one of 20,000 chunks, need no more of them than 63 do.
 #include <algorithm>
 #include <exception>
@@ -56,7 +57,7 @@ class Publication {
     return waited;
   }
 
-  // Makes the descriptors, and ends writing here.
+  // Makes the descriptors.
   Result<client::GpuPublish> prepare() {
     const Region::Memory& memory = region_.memory_;
     if (region_.held_.empty()) {
@@ -89,11 +90,6 @@ class Publication {
     if (memory.rdma) request.flags |= SHMBW_GPU_PUBLISH_RDMA;
     if (memory.mig) request.flags |= SHMBW_GPU_PUBLISH_MIG;
     if (memory.kind == Kind::adopted) request.flags |= SHMBW_GPU_PUBLISH_ADOPTED;
-    // The mapping of a foreign allocator stays as it is.
-    if (!spec_.writing && region_.range_) {
-      SHMB_TRY_VOID(region_.set_access(Access::read));
-      closed_ = true;
-    }
     return request;
   }
 
@@ -115,14 +111,15 @@ class Publication {
   void end(const client::GpuPublished& made) {
     region_.ref_ = made.region;
     region_.rights_ = made.rights;
-    region_.writer_ = spec_.writing;
-    if (!spec_.writing) region_.access_.store(Access::read, std::memory_order_release);
+    region_.writer_.store(spec_.writing, std::memory_order_release);
+    region_.close_own_ = spec_.close_own;
     region_.manifest_ = std::move(manifest_);
     region_.note_state(State::ok, 0);
     region_.published_.store(true, std::memory_order_release);
     region_.held_.clear();  // the broker has them
     own_.clear();
     descriptors_.clear();
+    if (!spec_.writing) region_.close_own();
     region_.notices_->enter(keep_);
   }
 
@@ -130,13 +127,7 @@ class Publication {
   void fail(Error why, bool unknown) {
     own_.clear();
     descriptors_.clear();
-    if (unknown) {
-      region_.maybe_published_ = region_.maybe_published_ || closed_;
-      why.sentence += closed_ ? "; the broker may have it all the same, so here it stays read-only: publish it again, "
-                                "or release it and make another one"
-                              : "; the broker may have it all the same: publish it again, or release it";
-    }
-    if (closed_ && !region_.maybe_published_) (void)region_.set_access(Access::read_write);
+    if (unknown) why.sentence += "; the broker may have it all the same: publish it again, or release it";
     outcome = std::unexpected(std::move(why));
   }
 
@@ -163,7 +154,6 @@ class Publication {
   Manifest manifest_;
   std::vector<Allocation> own_;  // references for the exports, where the region has none
   std::vector<Fd> descriptors_;
-  bool closed_ = false;
 };
 
 namespace {

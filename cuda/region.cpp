@@ -133,6 +133,11 @@ Result<void> Region::set_access(Access access) {
   return {};
 }
 
+// The memory of a foreign allocator has a mapping that is not this library's to change.
+void Region::close_own() {
+  if (close_own_ && (!range_ || !set_access(Access::read))) not_closed_.store(true, std::memory_order_release);
+}
+
 // A reference to each allocation, for exporting, or to keep it through a sleep.
 Result<std::vector<Allocation>> Region::allocations() const {
   std::vector<Allocation> all;
@@ -220,12 +225,10 @@ Result<void> Region::written(Sync sync, const Patience& patience) {
   SHMB_TRY(lock, change(patience.device()));
   if (!published())
     return error(Status::invalid, called() + " is not published yet: publish it without SHMB_GPU_PUBLISH_WRITING");
-  if (!writer_ || (access() != Access::read_write && !maybe_written_))
-    return error(Status::denied, called() + " is not written through this handle");
+  if (!writer_) return error(Status::denied, called() + " is not written through this handle");
   if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
   if (auto waited = wait_for(*driver, sync, devices_, called(), patience.device()); !waited)
     return told(waited.error());
-  if (range_) SHMB_TRY_VOID(set_access(Access::read));
   client::GpuReport report;
   report.region = ref_;
   report.what = SHMBW_GPU_FINDING_WRITTEN;
@@ -233,20 +236,16 @@ Result<void> Region::written(Sync sync, const Patience& patience) {
   // Others may read it by now, although no reply came.
   if (!told && (told.error().status == Status::deadline || told.error().status == Status::session_lost)) {
     maybe_written_ = true;
-    access_.store(Access::read, std::memory_order_release);
     Error failure = told.error();
-    failure.sentence += "; the broker may have heard it all the same, so here it stays read-only: say so again";
+    failure.sentence += "; the broker may have heard it all the same: say so again";
     return std::unexpected(std::move(failure));
   }
   // An earlier request had arrived: there is no right left to give up.
   const bool before = maybe_written_ && !told && told.error().status == Status::denied;
-  if (!told && !before) {
-    if (range_ && !maybe_written_) (void)set_access(Access::read_write);
-    return std::unexpected(told.error());
-  }
-  access_.store(Access::read, std::memory_order_release);
+  if (!told && !before) return std::unexpected(told.error());
   rights_ &= ~static_cast<std::uint32_t>(SHMBW_RIGHT_MAP_WRITE);
-  writer_ = false;
+  writer_.store(false, std::memory_order_release);
+  close_own();
   return {};
 }
 
@@ -312,8 +311,7 @@ Result<void> Region::wake(client::Deadline deadline) {
     if (one->chunks != memory_.sizes.size())
       return error(Status::protocol, "the broker's descriptors of " + called() + " are not those that it had");
     const DeviceInfo* const here = driver->at(devices_.front()).value_or(&driver->devices().front());
-    Code code = 0;
-    auto imported = import_all(*session_, *driver, *here, *one, called(), code, deadline);
+    auto imported = import_all(*session_, *driver, *here, *one, called(), deadline);
     if (!imported) return told(imported.error());
     found = std::move(*imported);
     note_state(state_of(one->state), code_.load());
@@ -323,7 +321,7 @@ Result<void> Region::wake(client::Deadline deadline) {
   Result<void> mapped;
   try {
     mapped = range_.map(found, memory_.sizes, called());
-    if (mapped) mapped = set_access(access());
+    if (mapped) mapped = set_access(published() && !writer_ ? Access::read : access());
   } catch (...) {  // for memory that was never published this is the only reference
     range_.unmap();
     if (!published()) held_ = std::move(found);

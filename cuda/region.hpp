@@ -61,6 +61,7 @@ struct PublishSpec {
   std::uint64_t group = 0;
   std::optional<std::int64_t> keep;
   bool replace = false, writing = false, many_writers = false;
+  bool close_own = false;  // the own mapping becomes read-only when the writing is over
   Sync sync;
   std::vector<Tensor> tensors;
 };
@@ -128,6 +129,9 @@ class Region : public std::enable_shared_from_this<Region> {
   State state() const { return state_.load(std::memory_order_acquire); }
   Code code() const { return code_.load(std::memory_order_acquire); }
   bool published() const { return published_.load(std::memory_order_acquire); }
+  // The mapping is writable, and no process was told that the writing is over.
+  bool may_write() const { return access() == Access::read_write && (!published() || writer_.load()); }
+  bool not_closed() const { return not_closed_.load(); }  // CLOSE_OWN was asked, and the driver refused
   shmbw_region_ref ref() const { return published() ? ref_ : shmbw_region_ref{}; }
   std::uint64_t epoch() const { return published() ? session_->epoch() : 0; }
   const Manifest& manifest() const { return manifest_; }  // of a published region
@@ -164,6 +168,7 @@ class Region : public std::enable_shared_from_this<Region> {
   Result<std::unique_lock<Turn>> change(client::Deadline deadline) const;
   Result<void> map(std::span<const Allocation> allocations, Address at);
   Result<void> set_access(Access access);
+  void close_own();
   Result<std::vector<Allocation>> allocations() const;
   Result<ContextHold::Scope> enter();
   Result<void> fall_asleep(client::Deadline deadline);
@@ -191,10 +196,11 @@ class Region : public std::enable_shared_from_this<Region> {
   std::atomic<bool> published_ = false;
   std::atomic<int> views_ = 0;
   shmbw_region_ref ref_{};
-  std::uint32_t rights_ = 0;  // of the lease
-  bool writer_ = false;       // its death would poison the region
-  // A broker that was too slow may have done it all the same: the mapping never becomes writable again.
-  bool maybe_published_ = false, maybe_written_ = false;
+  std::uint32_t rights_ = 0;          // of the lease
+  std::atomic<bool> writer_ = false;  // its death would poison the region
+  std::atomic<bool> not_closed_ = false;
+  bool close_own_ = false;
+  bool maybe_written_ = false;  // a broker that was too slow may have heard it all the same
   Manifest manifest_;
 };
 
@@ -202,9 +208,9 @@ class Region : public std::enable_shared_from_this<Region> {
 Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const Device> devices,
                       const std::string& object, client::Deadline deadline);
 // Imports every chunk: the shares of the first reply, then the others, one packet at a time. So a region of thousands
-// of chunks needs no more descriptors than one of 253. `code` is the driver's last answer.
+// of chunks needs no more descriptors than one of 253.
 Result<std::vector<Allocation>> import_all(client::Session& session, const Driver& driver, const DeviceInfo& here,
-                                           client::GpuOpened& opened, const std::string& object, Code& code,
+                                           client::GpuOpened& opened, const std::string& object,
                                            client::Deadline deadline);
 client::GpuReport lost_report(const client::GpuUuid& uuid);
 // The device of the current context, or -1.

@@ -129,9 +129,13 @@ enum shmb_gpu_publish_flag {
   SHMB_GPU_PUBLISH_KEEP_GIVEN = 1 << 0, /* keep_ns counts; else the group's default */
   SHMB_GPU_PUBLISH_REPLACE = 1 << 1,    /* take the name over: generation + 1 */
   /* This handle goes on writing, until shmb_gpu_written; if its process dies before that, the region is `poisoned`.
-   * Without it every mapping is read-only from now on, this one too, and the region outlives its maker as it is. */
+   * Without it nobody writes from now on, and every import is read-only. The region outlives its maker as it is. */
   SHMB_GPU_PUBLISH_WRITING = 1 << 2,
-  SHMB_GPU_PUBLISH_MANY_WRITERS = 1 << 3 /* with WRITING: importers may write too, under the same rule */
+  SHMB_GPU_PUBLISH_MANY_WRITERS = 1 << 3, /* with WRITING: importers may write too, under the same rule */
+  /* This handle's mapping becomes read-only when the writing is over. Otherwise it stays as it is. No kernel may use it
+   * in that moment: the driver may take it away to change it. Where the driver refuses, the region is published all the
+   * same, with SHMB_GPU_NOTE_NOT_CLOSED. */
+  SHMB_GPU_PUBLISH_CLOSE_OWN = 1 << 4
 };
 typedef struct shmb_gpu_publish_options {
   size_t size;
@@ -151,14 +155,15 @@ typedef struct shmb_gpu_publish_options {
  * tensor that does not fit, with its name), NOT_EXPORTABLE, DEVICE_NOT_PINNED (the broker cannot keep the device
  * initialised: the sentence says what to change), BAD_FD, UNSUPPORTED (a broker without GPU regions), LOCAL_ONLY,
  * DEADLINE (the device is not through: the region is as it was; or the broker has not answered: it may have it all the
- * same, and the mapping stays read-only), BUSY (another thread is at it; a stream is being captured into a graph).
+ * same), BUSY (another thread is at it; a stream is being captured into a graph).
  */
 SHMB_API int shmb_gpu_publish(shmb_gpu_region* region, const shmb_gpu_publish_options* options,
                               shmb_error* error) SHMB_NOEXCEPT;
 
-/** The writing is over. Waits as `sync` says, maps the region read-only here, and tells the broker, so that a death
- * does not poison it any more. `timeout_ns` is as for publish. Errors: DENIED (not a writer), INVALID (not published,
- * asleep), DEADLINE and BUSY as for publish: this handle is a writer still, and can say it again. */
+/** The writing is over. Waits as `sync` says and tells the broker, so that a death does not poison it any more. The
+ * mapping stays as it is, unless CLOSE_OWN was given to publish. `timeout_ns` is as for publish. Errors: DENIED (not a
+ * writer), INVALID (not published, asleep), DEADLINE and BUSY as for publish: this handle is a writer still, and can
+ * say it again. */
 SHMB_API int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream stream, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
 
@@ -191,9 +196,9 @@ typedef struct shmb_gpu_import_options {
  * descriptors), WRITE_CLOSED (READ_WRITE of a region published without MANY_WRITERS), REGION_POISONED (READ_WRITE after
  * a writer died: reading is possible), REGION_INVALID, DETACHED, PRODUCER_DEAD (lent memory whose owner is gone, or
  * wants it back), OTHER_KIND (memory of the host: use shmb_attach), DEVICE_NOT_VISIBLE (its GPU is hidden from this
- * process and none of `devices` is its peer), DIFFERENT_MIG_INSTANCE, BAD_FD (what was published is no memory: the
- * region is then `invalid` for all), TOO_SMALL (it is shorter than its publisher said), OUT_OF_MEMORY, NOT_PERMITTED,
- * CONTEXT_POISONED, DEVICE_LOST, MPS, and those of shmb_gpu_devices. */
+ * process and none of `devices` is its peer), DIFFERENT_MIG_INSTANCE, BAD_FD (the driver does not take what was
+ * published for memory; others may try), TOO_SMALL (it is shorter than its publisher said), OUT_OF_MEMORY,
+ * NOT_PERMITTED, CONTEXT_POISONED, DEVICE_LOST, MPS, and those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_import(shmb_session* session, const char* address, const shmb_gpu_import_options* options,
                              shmb_gpu_region** region, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_gpu_import_id(shmb_session* session, const shmb_region_id* id, const shmb_gpu_import_options* options,
@@ -215,6 +220,9 @@ SHMB_API int shmb_gpu_import_many(shmb_session* session, const shmb_gpu_import_i
                                   int64_t timeout_ns, shmb_gpu_region** regions, int* statuses,
                                   shmb_error* error) SHMB_NOEXCEPT;
 
+enum shmb_gpu_note {
+  SHMB_GPU_NOTE_NOT_CLOSED = 1 << 0 /* CLOSE_OWN was asked: the mapping is another allocator's, or the driver refused */
+};
 enum shmb_gpu_kind { SHMB_GPU_VMM = 1, SHMB_GPU_ADOPTED, SHMB_GPU_LENT };
 typedef struct shmb_gpu_region_info {
   size_t size;
@@ -231,7 +239,7 @@ typedef struct shmb_gpu_region_info {
   int32_t cu_result;        /* what made it `invalid` or `device lost`, else 0 */
   uint32_t chunks;          /* allocations of the driver */
   uint32_t asleep;          /* 1: shmb_gpu_sleep */
-  uint32_t reserved;
+  uint32_t notes;           /* enum shmb_gpu_note */
   size_t tensor_count;
 } shmb_gpu_region_info;
 /** The library's facts, without a request. Set info->size first. Errors: the common ones. */

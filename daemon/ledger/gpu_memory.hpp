@@ -37,7 +37,6 @@ struct GpuDevice {
 struct GpuMemory {
   shmbw_gpu_kind kind = SHMBW_GPU_KIND_NONE;
   shmbw_gpu_state state = SHMBW_GPU_STATE_OK;
-  bool imported = false;            // some importer succeeded
   std::uint32_t publish_flags = 0;  // shmbw_gpu_publish_flags
   std::uint32_t chunks = 0;         // in all
   std::uint32_t driver = 0, exporter_pid = 0;

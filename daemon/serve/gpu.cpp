@@ -138,9 +138,7 @@ Result<void> may_open(const Region& region, std::uint32_t rights) {
                                           std::to_string(gpu.chunks) +
                                           " chunks so far: its publisher is still sending");
     case SHMBW_GPU_STATE_INVALID:
-      return error(Status::region_invalid, which + " could not be imported (the driver said " +
-                                               std::to_string(gpu.code) +
-                                               "), or never became whole: its publisher (pid " +
+      return error(Status::region_invalid, which + " never became whole: its publisher (pid " +
                                                std::to_string(gpu.exporter_pid) + ") must publish it again");
     case SHMBW_GPU_STATE_DETACHED:
       return error(Status::detached, which + " is over: only processes that have left the broker still map its memory");
@@ -299,13 +297,6 @@ struct Reported {
   std::uint32_t regions = 0;
 };
 
-void blame(Ledger& ledger, const Region& region, const Session& reporter, std::int32_t code) {
-  ledger.host.log(4, "GPU region " + std::to_string(region.id) + " of pid " + std::to_string(region.gpu->exporter_pid) +
-                         " (uid " + std::to_string(region.group->uid) +
-                         ") cannot be imported: the driver's answer to pid " + std::to_string(reporter.pid) + " was " +
-                         std::to_string(code));
-}
-
 // Only for the reporter's own uid: a report of one user must not cost another user's regions.
 Reported report_device_lost(Ledger& ledger, const Session& session, const shmbw_gpu_report& report) {
   Reported out;
@@ -319,18 +310,6 @@ Reported report_device_lost(Ledger& ledger, const Session& session, const shmbw_
     ++out.regions;
   }
   return out;
-}
-
-Reported report_import_failed(Ledger& ledger, const Session& session, Region& region, std::int32_t code) {
-  GpuMemory& gpu = *region.gpu;
-  const bool first = !gpu.imported && (gpu.state == SHMBW_GPU_STATE_OK || gpu.state == SHMBW_GPU_STATE_POISONED);
-  // A report from a ticket holder says nothing about the publisher. A handle of lent memory may fail to open for
-  // reasons of either process.
-  if (!first || gpu.kind != SHMBW_GPU_KIND_VMM || gpu.exporter == &session || !may_address(session, *region.group))
-    return {gpu.state, 0};
-  blame(ledger, region, session, code);
-  set_gpu_state(region, SHMBW_GPU_STATE_INVALID, code, gpu.exporter_pid);
-  return {gpu.state, 1};
 }
 
 Result<Reported> report_written(Ledger& ledger, Lease& lease) {
@@ -368,11 +347,8 @@ Result<Reported> report(Ledger& ledger, Session& session, const shmbw_gpu_report
   Region& region = *lease->region;
   switch (report.what) {
     case SHMBW_GPU_FINDING_IMPORTED:
-      // The publisher's own report proves nothing.
-      if (region.gpu->exporter != &session) region.gpu->imported = true;
-      return Reported{region.gpu->state, 0};
     case SHMBW_GPU_FINDING_IMPORT_FAILED:
-      return report_import_failed(ledger, session, region, report.code);
+      return Reported{region.gpu->state, 0};  // one importer's trouble says nothing about the region
     case SHMBW_GPU_FINDING_WRITTEN:
       return report_written(ledger, *lease);
     default:

@@ -256,12 +256,12 @@ TEST_CASE("a timeline, a pin and a report without an answer") {
   auto user = gpus.join();
   (void)must(open_gpu_one(*user, region.region));
   GpuReport report;
-  report.region = region.region;
-  report.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
-  report.code = 304;
+  report.uuid = kGpu;
+  report.what = SHMBW_GPU_FINDING_DEVICE_LOST;
+  report.code = 999;
   must(gpu_report_later(*user, {&report, 1}, gpu_deadline()));
   must(user->ping(gpu_deadline()));
-  CHECK(status_of(open_gpu_one(*session, region.region)) == shmb::Status::region_invalid);
+  CHECK(status_of(open_gpu_one(*session, region.region)) == shmb::Status::device_lost);
 }
 
 }  // namespace client_tests

@@ -88,8 +88,7 @@ TEST_CASE("a published region is imported by name, identity and ticket, with its
   CHECK(id.id != 0);
   CHECK(region.state() == gpu::State::ok);
   CHECK(region.id() == id);
-  CHECK(access_of(device, region.pointer()) == shmb::cuda::kReadAccess);  // its maker may not write any more either
-  CHECK(region.access() == gpu::Access::read_only);
+  CHECK(region.info().notes == 0);
   {
     auto by_name = gpu::Region::import(other, std::string("weights"));
     auto by_id = gpu::Region::import(other, id);
@@ -135,7 +134,7 @@ TEST_CASE("a region outlives the session that published it while another one has
   CHECK(imported->state() == gpu::State::ok);
 }
 
-TEST_CASE("a region that is still written says so, and is closed by `written`") {
+TEST_CASE("a region that is still written says so until `written`") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
@@ -157,12 +156,9 @@ TEST_CASE("a region that is still written says so, and is closed by `written`") 
     REQUIRE(device.fill(one.pointer(), 2 * kMiB, 4) == 0);
     CHECK(device.all(writer.pointer(), 2 * kMiB) == 4);
     writer.written();
-    CHECK(access_of(device, writer.pointer()) == shmb::cuda::kReadAccess);
     CHECK(status_of(writer.try_written()) == Status::denied);
   }
   one.written();
-  CHECK(access_of(device, one.pointer()) == shmb::cuda::kReadAccess);
-  CHECK(one.access() == gpu::Access::read_only);
 
   auto two = gpu::Region::allocate(session, 2 * kMiB);
   options.many_writers = false;
@@ -170,6 +166,42 @@ TEST_CASE("a region that is still written says so, and is closed by `written`") 
   CHECK(access_of(device, two.pointer()) == shmb::cuda::kReadWriteAccess);
   CHECK(status_of(gpu::Region::try_import(session, two.id(), writing)) == Status::write_closed);
   CHECK(status_of(gpu::Region::try_import(session, two.id())) == Status::ok);
+}
+
+TEST_CASE("the publisher's own mapping is left alone, unless the caller asks for its end") {
+  const NothingLeft guard;
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = session_on(broker.socket());
+  Device device;
+  const auto changes = [] { return fakecuda::Fake::use().calls("cuMemSetAccess"); };
+  auto left = gpu::Region::allocate(session, 2 * kMiB), written = gpu::Region::allocate(session, 2 * kMiB);
+  const long before = changes();
+  left.publish();
+  written.publish({.writing = true});
+  written.written();
+  CHECK(changes() == before);
+  CHECK(access_of(device, left.pointer()) == shmb::cuda::kReadWriteAccess);
+  CHECK(access_of(device, written.pointer()) == shmb::cuda::kReadWriteAccess);
+  // It may not be written all the same, and says so to those who ask.
+  auto* managed = reinterpret_cast<shmb::cuda::DlManaged*>(left.dlpack(floats("t", {4}, 0)));
+  CHECK(managed->flags == shmb::cuda::kDlReadOnly);
+  managed->deleter(reinterpret_cast<DLManagedTensorVersioned*>(managed));
+
+  auto closed = gpu::Region::allocate(session, 2 * kMiB), later = gpu::Region::allocate(session, 2 * kMiB);
+  closed.publish({.close_own = true});
+  CHECK(access_of(device, closed.pointer()) == shmb::cuda::kReadAccess);
+  CHECK(closed.access() == gpu::Access::read_only);
+  later.publish({.writing = true, .close_own = true});
+  CHECK(access_of(device, later.pointer()) == shmb::cuda::kReadWriteAccess);
+  later.written();
+  CHECK(access_of(device, later.pointer()) == shmb::cuda::kReadAccess);
+
+  // A driver that refuses costs no publication.
+  auto refused = gpu::Region::allocate(session, 2 * kMiB);
+  const fakecuda::Injected failing("cuMemSetAccess:1:801");
+  CHECK(status_of(refused.try_publish({.close_own = true})) == Status::ok);
+  CHECK(refused.info().notes == SHMB_GPU_NOTE_NOT_CLOSED);
+  CHECK(refused.access() == gpu::Access::read_write);
 }
 
 TEST_CASE("a name is taken over only where that was asked for, and the generation tells") {

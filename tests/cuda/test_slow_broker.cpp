@@ -22,7 +22,7 @@ unsigned long long rights_at(const Device& device, gpu::Pointer at) {
 
 }  // namespace
 
-TEST_CASE("a publication whose answer was too late is never written again: others may read it by then") {
+TEST_CASE("a publication whose answer was too late says so, and can be made again") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket()), peer = session_on(broker.socket());
   const auto group = session.create_group();
@@ -39,38 +39,30 @@ TEST_CASE("a publication whose answer was too late is never written again: other
     const harness::Stopped stopped(broker.pid());
     const auto late = region.try_publish(options);
     CHECK(status_of(late) == Status::deadline);
-    CHECK(sentence_of(late).contains("here it stays read-only"));
+    CHECK(sentence_of(late).contains("the broker may have it all the same"));
   }
   gpu::ImportOptions patient;
   patient.wait = kLongPatience;
   auto read = gpu::Region::try_import(peer, std::string("late"), patient);
   REQUIRE(read);
   CHECK(device.all(read->pointer(), kMiB) == 0x33);
-  CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
-  CHECK(region.access() == gpu::Access::read_only);
-  // Nor where it is then refused; and it can be published in the end.
-  gpu::PublishOptions wrong;
-  wrong.name = "not/a/name//";
-  CHECK(!region.try_publish(wrong));
-  CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
   const bool again = comes_true([&] { return status_of(region.try_publish({.name = "late"})) == Status::ok; });
   CHECK(again);
-  CHECK(device.all(read->pointer(), kMiB) == 0x33);
   region.release(true);
 }
 
-TEST_CASE("`written` whose answer was too late leaves the region read-only, and can be said again") {
+TEST_CASE("`written` whose answer was too late can be said again") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = session_on(broker.socket());
   Device device;
   auto region = gpu::Region::allocate(session, kMiB);
-  region.publish({.name = "w", .writing = true});
+  region.publish({.name = "w", .writing = true, .close_own = true});
   {
     const harness::Stopped stopped(broker.pid());
     const auto late = region.try_written({}, kShortPatience);
     CHECK(status_of(late) == Status::deadline);
     CHECK(sentence_of(late).contains("say so again"));
-    CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);
+    CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadWriteAccess);
   }
   CHECK(status_of(region.try_written()) == Status::ok);
   CHECK(rights_at(device, region.pointer()) == shmb::cuda::kReadAccess);

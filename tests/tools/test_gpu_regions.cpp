@@ -139,19 +139,19 @@ TEST_CASE("inspect shows a GPU region's facts, its holders, and the driver's ans
   open.region = region;
   CHECK(wanted(client::gpu_open(*stage.user, {&open, 1}, card_deadline())).front());
   client::GpuReport failed;
-  failed.region = region;
-  failed.what = SHMBW_GPU_FINDING_IMPORT_FAILED;
-  failed.code = 304;
-  CHECK(wanted(client::gpu_report(*stage.user, failed, card_deadline())) == SHMBW_GPU_STATE_INVALID);
+  failed.uuid = kCard;
+  failed.what = SHMBW_GPU_FINDING_DEVICE_LOST;
+  failed.code = 999;
+  (void)wanted(client::gpu_report(*stage.user, failed, card_deadline()));
   const std::string address = "@" + std::to_string(stage.session->facts().group) + "/kv";
   const Ended text = stage.tool({"inspect", address});
   CHECK(text.status == 0);
-  for (const char* part : {"of a GPU", kCardText, "/dev/nvidia3", "kept so by the broker",
-                           "invalid, the driver said 304", "name, publisher"})
+  for (const char* part :
+       {"of a GPU", kCardText, "/dev/nvidia3", "kept so by the broker", "lost, the driver said 999", "name, publisher"})
     CHECK_MESSAGE(has(text.out, part), text.out);
   const auto json = stage.json({"inspect", address});
-  CHECK(json["gpu"]["state"] == "invalid");
-  CHECK(json["gpu"]["code"] == 304);
+  CHECK(json["gpu"]["state"] == "device lost");
+  CHECK(json["gpu"]["code"] == 999);
   const client::GpuRelease given_back{region, 0, false};
   CHECK(client::gpu_release(*stage.user, {&given_back, 1}, card_deadline()));
   CHECK(stage.user->ping(card_deadline()));
