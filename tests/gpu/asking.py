@@ -15,7 +15,7 @@ import subprocess
 import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-LINE, LINES, SAID = 4000, 1000, 30  # what is kept of one answer: bytes of a line, facts, other lines
+LINE, LINES, SAID = 2000, 200, 30  # what is kept of one answer: bytes of a line, facts, other lines
 _libc = ctypes.CDLL(None)
 
 # What is asked: its name, the question, the longest time for an answer, command and environment beside ours. `needs` is the

@@ -69,7 +69,7 @@ void use_without_context(const Line& line) {
 void follows(const char* name, Stream stream, Context context) {
   Event event = nullptr;
   must(cu.event_create(&event, kDisableTiming), "cuEventCreate");
-  spin(300'000'000, stream);
+  spin(lasting(400'000'000), stream);
   must(cu.context_record(context, event), "cuCtxRecordEvent");
   const Code first = cu.event_query(event);
   Code code = first;

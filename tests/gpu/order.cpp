@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kBytes = 64 * kMiB;
 constexpr std::uint64_t kSeed = 0x5eed0005;
 constexpr int kReady = 0, kTaken = 1, kStart = 2;  // words
-constexpr int kRounds = 20;
+std::uint64_t last_round() { return settings.quick ? 4 : 20; }
 constexpr std::uint64_t kPoison = std::uint64_t{1} << 62;  // above every announced value under the cyclic compare
 
 void timeline_producer(const Line& line) {
@@ -35,7 +35,7 @@ void timeline_producer(const Line& line) {
   line.say("published", fds);
   close_all(fds);
   line.expect("rounds");
-  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+  for (std::uint64_t round = 1; round <= last_round(); ++round) {
     must(cu.stream_wait64(stream, words.device(kTaken), round - 1, kWaitGeq), "cuStreamWaitValue64");
     spin(round == 1 ? 300'000'000 : 5'000'000, stream);
     fill(region.address, kBytes, kSeed + round, stream);
@@ -44,7 +44,7 @@ void timeline_producer(const Line& line) {
   line.say("enqueued");
   line.expect("long round");
   spin(3'000'000'000, stream);
-  must(cu.stream_write64(stream, words.device(kReady), kRounds + 1, 0), "cuStreamWriteValue64");
+  must(cu.stream_write64(stream, words.device(kReady), last_round() + 1, 0), "cuStreamWriteValue64");
   line.say("enqueued");
   until_end(line);
 }
@@ -60,7 +60,7 @@ void timeline_consumer(const Line& line) {
   line.say("ready");
   line.expect("rounds");
   const double start = now_ms();
-  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+  for (std::uint64_t round = 1; round <= last_round(); ++round) {
     must(cu.stream_wait64(stream, words.device(kReady), round, kWaitGeq), "cuStreamWaitValue64");
     check_later(region.address, kBytes, kSeed + round, stream);
     must(cu.stream_write64(stream, words.device(kTaken), round, 0), "cuStreamWriteValue64");
@@ -68,13 +68,14 @@ void timeline_consumer(const Line& line) {
   const double enqueued = now_ms();
   const std::uint64_t differ = count_watched(stream).mismatches;
   fact("rounds",
-       "%d rounds of %zu MiB without host synchronisation, enqueued in %.1f ms, done after %.1f ms, %llu "
+       "%llu rounds of %zu MiB without host synchronisation, enqueued in %.1f ms, done after %.1f ms, %llu "
        "words differ",
-       kRounds, kBytes / kMiB, enqueued - start, now_ms() - start, static_cast<unsigned long long>(differ));
+       static_cast<unsigned long long>(last_round()), kBytes / kMiB, enqueued - start, now_ms() - start,
+       static_cast<unsigned long long>(differ));
   if (differ != 0) wrong("the timeline does not order the data");
   line.say("rounds done");
   line.expect("long round");
-  must(cu.stream_wait64(stream, words.device(kReady), kRounds + 1, kWaitGeq), "cuStreamWaitValue64");
+  must(cu.stream_wait64(stream, words.device(kReady), last_round() + 1, kWaitGeq), "cuStreamWaitValue64");
   line.say("waiting");
   must(cu.stream_sync(stream), "cuStreamSynchronize");
   line.say("awake");
@@ -226,7 +227,7 @@ void t27_timeline() {
   fact("producer_reaped_ms", "%.1f after SIGKILL with a write enqueued behind a 3 s kernel", now_ms() - killed);
   double late = -1;
   while (now_ms() - killed < settings.wait_ms) {
-    if (words.load(kReady) != kRounds && late < 0) late = now_ms() - killed;
+    if (words.load(kReady) != last_round() && late < 0) late = now_ms() - killed;
     sleep_ms(1);
   }
   if (late < 0) {
@@ -235,7 +236,7 @@ void t27_timeline() {
   } else {
     fact("late_write", "the dead producer's write landed after %.0f ms", late);
   }
-  words.store(kReady, kRounds + 1 + kPoison);
+  words.store(kReady, last_round() + 1 + kPoison);
   const double poisoned = now_ms();
   consumer.line().expect("awake");
   fact("poison_to_awake_ms", "%.3f", now_ms() - poisoned);

@@ -130,7 +130,8 @@ class Asking(Folders):
         for number in (signal.SIGTERM, signal.SIGINT):
             with self.subTest(signal=number):
                 there = self.top / f"there{number}"
-                process = self.start([["a", 30, "true"], ["b", 60, f"touch {there}; setsid sleep {mark}"], ["c", 30, "true"]])
+                process = self.start([["a", 30, "true"], ["b", 60, f"touch {there}; setsid sleep {mark}"],
+                                      ["c", 30, "true"]])
                 self.wait_for(there)
                 process.send_signal(number)
                 said, wrong = process.communicate(timeout=60)
@@ -179,7 +180,8 @@ class Packed(Folders):
 
     def run_part(self, part, *options, fake=True, **how):
         environment = {"PATH": "/usr/bin:/bin", "TMPDIR": str(self.work), "HOME": "/nonexistent"}
-        command = [sys.executable, self.folder / "run", part, *(["--fake"] if fake else []), "--into", self.results, *options]
+        command = [sys.executable, self.folder / "run", part, *(["--fake"] if fake else []), "--into", self.results]
+        command += options
         return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=300, **how)
 
     def contents(self):

@@ -2,6 +2,7 @@
 """Which questions each part asks, in which order. The gate comes first: what the design stands on, the riskiest for the
 machine last. Figures are asked alone, so that nothing else runs beside them."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -115,8 +116,7 @@ class Pack:
         if self.fake and name not in PACKAGE_ON_FAKE:
             needed, needs = [], "takes minutes, and has nothing to do with the driver"
         for module in needed:
-            if subprocess.run([sys.executable, "-B", "-c", f"import importlib.util as u, sys; sys.exit(not u.find_spec('{module}'))"]
-                              ).returncode != 0:  # fmt: skip
+            if importlib.util.find_spec(module) is None:
                 needs = f"this machine's Python has no {module}"
         return asking.question("package " + name, "the package with this machine's Python, without a GPU", PACKAGE_LIMIT_S,
                                command, environment, needs)  # fmt: skip

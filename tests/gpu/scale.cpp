@@ -222,7 +222,7 @@ void t12_cycles() {
 
 void t13_many() {
   many_consumers(settings.quick ? 4 : 64);
-  many_regions(settings.quick ? 128 : 4096);
+  many_regions(settings.quick ? 32 : 4096);
 }
 
 }  // namespace shmb::facts
