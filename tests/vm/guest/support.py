@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helps the cases of a guest: a list of cases, commands, waits that end, and what the broker says of itself."""
+import json
+import subprocess
+import time
+
+CASES = []
+PATIENCE = 60  # seconds; an emulated machine is slow, and beside other work slower
+
+
+def case(function):
+    """A case is a function; its name is its sentence. Cases run in the order in which they stand."""
+    CASES.append(function)
+    return function
+
+
+def run(*words, user=None, stdin="", env=None):
+    """Runs a command and gives its status and its output, both streams together."""
+    prefix = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups") if user is not None else ()
+    done = subprocess.run([*prefix, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, input=stdin,
+                          timeout=PATIENCE * 2, env=env, cwd="/")
+    return done.returncode, done.stdout
+
+
+def good(*words, **options):
+    """Runs a command that has to succeed, and gives its output."""
+    status, output = run(*words, **options)
+    assert status == 0, f"`{' '.join(words)}` gave {status}: {output.strip()[-800:]}"
+    return output
+
+
+def bad(*words, **options):
+    """Runs a command that has to fail, and gives its output."""
+    status, output = run(*words, **options)
+    assert status != 0, f"`{' '.join(words)}` succeeded: {output.strip()[-800:]}"
+    return output
+
+
+def settles(condition, what):
+    """Waits until the condition holds; its last value is in the failure."""
+    end = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < end, f"{what}: still not after {PATIENCE} s"
+        time.sleep(0.1)
+    return value
+
+
+def shown(unit, key):
+    return good("systemctl", "show", "--value", "-p", key, unit).strip()
+
+
+def state(unit):
+    return shown(unit, "ActiveState")
+
+
+def main_pid():
+    return int(shown("shmbroker.service", "MainPID"))
+
+
+def status(**options):
+    return json.loads(good("shmbroker", "status", "--json", "--timeout", "60s", **options))["broker"]
+
+
+def journal(since=None):
+    """What the service has logged, from a cursor on."""
+    return good("journalctl", "-q", "-o", "cat", "--no-pager", "-u", "shmbroker.service", "-u", "shmbroker.socket",
+                *(["--after-cursor", since] if since else []))
+
+
+def cursor():
+    shown_ = good("journalctl", "-q", "-n", "0", "--show-cursor", "--no-pager")
+    return shown_.partition("-- cursor: ")[2].strip()
+
+
+def has(text, *parts):
+    for part in parts:
+        assert part in text, f"{part!r} is not in: {text.strip()[-1500:]}"
