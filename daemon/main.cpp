@@ -17,6 +17,7 @@
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "daemon/kit/log.hpp"
+#include "daemon/kit/reserve.hpp"
 #include "daemon/serve/broker.hpp"
 #include "daemon/serve/signals.hpp"
 #include "daemon/start/directory.hpp"
@@ -70,6 +71,7 @@ Result<SocketFile> listen_at(ServiceManager& manager, const Config& config, cons
 
 Result<int> serve(const Options& options, ServiceManager& manager) {
   Config config = options.config;
+  reserve::keep();
   SHMB_TRY(account, account_of(config));
   SHMB_TRY_VOID(prepare_directory(config.directory, config.mode, account.uid, account.gid));
   SHMB_TRY(lowered, lower_privileges(config, account));

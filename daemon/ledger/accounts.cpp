@@ -69,6 +69,22 @@ void Accounts::note_refusal(const Error& error) {
   if (error.shortage.slot != SHMBW_SLOT_NONE) ++refused_by[{error.shortage.slot, error.shortage.scope}];
 }
 
+std::optional<Shortage> Accounts::take_create(std::uint32_t uid, bool admin) {
+  if (host.private_mode() || uid == 0 || admin) return std::nullopt;
+  const auto own = host.config.limits.uid.find(uid);
+  const std::uint64_t rate = own != host.config.limits.uid.end() && own->second.creates
+                                 ? *own->second.creates
+                                 : host.config.limits.uid_creates;
+  if (rate == 0) return std::nullopt;
+  auto at = creates.find(uid);
+  if (at == creates.end()) {
+    std::erase_if(creates, [now = host.now()](const auto& entry) { return entry.second.full(now); });
+    at = creates.try_emplace(uid).first;
+  }
+  if (at->second.take(host.now(), rate)) return std::nullopt;
+  return Shortage{SHMBW_SLOT_CREATES, SHMBW_SCOPE_UID, uid, rate, rate, 1};
+}
+
 std::uint64_t Accounts::descriptors() const {
   // Without a figure from the transport: a socket and a pidfd for each session, and the standard streams.
   std::uint64_t transport =

@@ -14,6 +14,7 @@
 #include "base/result.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/closer.hpp"
+#include "daemon/kit/rate.hpp"
 #include "daemon/ledger/host.hpp"
 #include "daemon/ledger/watch.hpp"
 
@@ -69,10 +70,13 @@ struct Accounts {
   Account all;  // of the host
   std::pmr::map<std::uint32_t, Uid> uids;
   PerUidCloser client_files;
-  std::uint64_t open_descriptors = 0;  // of regions
+  std::map<std::uint32_t, Rate> creates;  // of users whose buckets are not full
+  std::uint64_t open_descriptors = 0;     // of regions
   std::uint64_t live_sessions = 0;
   std::uint64_t requests = 0, refusals = 0;
   void note_refusal(const Error& error);
+  // System mode: takes one create from the user's rate. The limit that is in the way, if there is one.
+  std::optional<Shortage> take_create(std::uint32_t uid, bool admin);
 
   // By slot and scope: how often that limit has refused, and the time of the last log line.
   std::map<std::pair<std::uint16_t, std::uint16_t>, std::uint64_t> refused_by;

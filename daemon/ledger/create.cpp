@@ -241,6 +241,8 @@ Result<Created> create_region(Regions& regions, Session& session, const shmbw_cr
   SHMB_TRY(name_charge,
            may_take_name(regions.groups, session, group, old, name, (wish.flags & SHMBW_CREATE_REPLACE) != 0));
   const bool at_publish = (wish.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0;
+  if (const auto shortage = regions.accounts.take_create(session.uid, session.admin))
+    return std::unexpected(refuse_create_rate(regions.groups, session, *shortage));
 
   std::uint32_t generation = old ? old->generation + 1 : 1;
   Region* region = recycled(regions.host, session, group, wish);

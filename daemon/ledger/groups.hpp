@@ -59,6 +59,7 @@ struct Groups {
   std::function<std::int64_t(Group& group, std::int64_t now, bool all)> end_pools = [](Group&, std::int64_t, bool) {
     return kNever;
   };
+  std::function<void()> on_recycled = [] {};  // a shelf has got a region
 };
 
 }  // namespace shmb::daemon

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory_resource>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -38,7 +39,9 @@ struct BrokerFacts {
   std::function<void()> descriptor_freed;                   // a paused listener may go on; may be empty
   std::function<std::int64_t()> now;                        // CLOCK_BOOTTIME ns; empty: the real clock
   std::function<std::uint32_t()> last_pid;  // pid of the newest process, 0 unknown; empty: the kernel is asked
-  std::int64_t tick_at_most = INT64_MAX;    // ns of due timers in one tick; the others wait for the next
+  std::function<std::optional<std::uint64_t>()>
+      memory_stall;                       // us that processes stalled for memory; empty: the kernel is asked
+  std::int64_t tick_at_most = INT64_MAX;  // ns of due timers in one tick; the others wait for the next
 };
 
 struct Host {

@@ -218,6 +218,14 @@ const std::string& holders(Groups& groups, const Session& session, const Shortag
 // At most one line a minute for each table and kind of scope: a client that keeps asking must not fill the log.
 constexpr std::int64_t kLogEvery = 60'000'000'000;
 
+static void log_refusal(Groups& groups, const Session& session, const Shortage& shortage, const Error& refused) {
+  auto [last, first] = groups.accounts.refusals_logged.try_emplace({shortage.slot, shortage.scope}, groups.host.now());
+  if (!first && groups.host.now() - last->second < kLogEvery) return;
+  last->second = groups.host.now();
+  groups.host.log(5, "refused uid " + std::to_string(session.uid) + " pid " + std::to_string(session.pid) + ": " +
+                         refused.sentence);
+}
+
 Error refuse_limit(Groups& groups, const Session& session, const Shortage& shortage) {
   std::string remedy = Keys(groups, session, shortage).text();
   if (shortage.slot == SHMBW_SLOT_TICKETS) remedy.insert(0, ticket_remedy(groups.accounts, shortage));
@@ -225,12 +233,18 @@ Error refuse_limit(Groups& groups, const Session& session, const Shortage& short
                                       shortage.slot == SHMBW_SLOT_BYTES || shortage.slot == SHMBW_SLOT_GPU_BYTES
                                           ? holders(groups, session, shortage)
                                           : "");
-  auto [last, first] = groups.accounts.refusals_logged.try_emplace({shortage.slot, shortage.scope}, groups.host.now());
-  if (first || groups.host.now() - last->second >= kLogEvery) {
-    last->second = groups.host.now();
-    groups.host.log(5, "refused uid " + std::to_string(session.uid) + " pid " + std::to_string(session.pid) + ": " +
-                           refused.sentence);
-  }
+  log_refusal(groups, session, shortage, refused);
+  return refused;
+}
+
+Error refuse_create_rate(Groups& groups, const Session& session, const Shortage& shortage) {
+  const Host& host = groups.host;
+  std::string remedy =
+      "ask again a moment later, or raise limits.uid." + std::to_string(shortage.scope_id) + ".creates";
+  if (!host.config.file.empty())
+    remedy += " in " + host.config.file + ", then kill -HUP " + std::to_string(host.facts.pid);
+  Error refused = wire::limit_refusal(shortage, whose(groups, session, shortage), remedy);
+  log_refusal(groups, session, shortage, refused);
   return refused;
 }
 

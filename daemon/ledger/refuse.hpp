@@ -16,6 +16,7 @@ struct Groups;
 class Session;
 
 Error refuse_limit(Groups& groups, const Session& session, const Shortage& shortage);
+Error refuse_create_rate(Groups& groups, const Session& session, const Shortage& shortage);
 Error refuse_descriptors(Host& host, const Shortage& shortage);
 
 // One answer for absent and forbidden, byte for byte. It repeats what was asked for, and says nothing that only the

@@ -4,11 +4,13 @@
 // its own reports, not those of others.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory_resource>
 #include <string>
+#include <utility>
 
 #include "daemon/ledger/reclaim.hpp"
 
@@ -29,11 +31,19 @@ class ReportLog {
   static constexpr std::size_t kMost = 1000;
 
   explicit ReportLog(std::pmr::memory_resource& nodes) : rows_(&nodes), of_uid_(&nodes) {}
-  void add(PastReport report);
+  void add(PastReport report) {
+    if (rows_.size() == kMost) make_room();
+    ++of_uid_[report.uid];
+    rows_.emplace_hint(rows_.end(), ++last_, std::move(report));
+  }
   const std::pmr::map<std::uint64_t, PastReport>& rows() const { return rows_; }  // by number, oldest first
 
  private:
-  void make_room();
+  void make_room() {
+    const auto most = std::ranges::max_element(of_uid_, {}, [](const auto& entry) { return entry.second; });
+    rows_.erase(std::ranges::find(rows_, most->first, [](const auto& row) { return row.second.uid; }));
+    if (--most->second == 0) of_uid_.erase(most);
+  }
 
   std::pmr::map<std::uint64_t, PastReport> rows_;
   std::pmr::map<std::uint32_t, std::size_t> of_uid_;

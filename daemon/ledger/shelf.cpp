@@ -38,6 +38,7 @@ bool Shelf::put(Region& region) {
   regions_.push_back(region);
   bytes_ += region.bytes;
   groups_.bytes_cached += region.bytes;
+  groups_.on_recycled();
   rearm();
   return true;
 }

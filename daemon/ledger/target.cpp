@@ -9,6 +9,7 @@
 #include "daemon/ledger/sessions.hpp"
 #include "daemon/ledger/tickets.hpp"
 #include "daemon/ledger/views.hpp"
+#include "daemon/start/public_names.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {
@@ -22,10 +23,21 @@ Result<Target> target_by_id(Regions& regions, Session& session, const shmbw_regi
   return Target{region, may, nullptr};
 }
 
+static bool opened_to(const Host& host, const Session& session, const Naming& naming) {
+  if (session.link == nullptr) return false;
+  const Peer& peer = session.link->peer();
+  return opens(host.config.limits, {peer.uid, peer.gid, peer.groups}, naming.owner_uid, naming.group, naming.name);
+}
+
 static Result<Target> target_by_name(Sessions& sessions, Session& session, const Naming& naming) {
   SHMB_TRY_VOID(names::check(naming.name, "region name"));
   Group* group = addressed_group(sessions.groups, session, naming.owner_uid, naming.group);
   Region* region = group ? group->names.find(naming.name) : nullptr;
+  if (!group && opened_to(sessions.host, session, naming)) {
+    Group* const owners = find_group(sessions.groups, naming.owner_uid, naming.group);
+    region = owners != nullptr && !owners->closed ? owners->names.find(naming.name) : nullptr;
+    if (region) return Target{region, SHMBW_RIGHT_MAP_READ, nullptr, true};
+  }
   if (!region)
     return std::unexpected(
         no_such_name(sessions.groups, session, "region", naming.owner_uid, naming.group, naming.name));
@@ -47,8 +59,10 @@ Result<Target> find_target(Sessions& sessions, Session& session, const Naming& n
 
 Result<void> check_rights(const Target& target, std::uint32_t rights) {
   if ((rights & ~target.may) == 0) return {};
-  return error(Status::denied, std::string(target.ticket ? "the ticket" : "the session's lease") + " does not carry " +
-                                   rights_text(rights & ~target.may));
+  return error(Status::denied, std::string(target.ticket           ? "the ticket"
+                                           : target.by_public_name ? "the public name"
+                                                                   : "the session's lease") +
+                                   " does not carry " + rights_text(rights & ~target.may));
 }
 
 }  // namespace shmb::daemon

@@ -21,6 +21,7 @@ struct Target {
   Region* region = nullptr;
   std::uint32_t may = 0;  // the rights that the session can get
   Ticket* ticket = nullptr;
+  bool by_public_name = false;
 };
 
 struct Naming {

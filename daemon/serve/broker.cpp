@@ -117,6 +117,8 @@ bool Broker::drop_one_told(Uid& uid) {
 Session* Broker::connected(Link& link) {
   const Peer& peer = link.peer();
   const bool admin = peer.admin || (peer.uid == 0 && !ledger_.host.private_mode());
+  if (reserve::low()) ledger_.memory_is_low();
+  if (reserve::low() && !peer.admin) return nullptr;
   // Its socket and its pidfd are open already.
   if (ledger_.accounts.descriptors() + kept_back(admin) > ledger_.host.facts.descriptors_limit) return nullptr;
   Uid& uid = ledger_.accounts.hold_uid(peer.uid);
@@ -147,6 +149,8 @@ void Broker::forget(Session& session) {
   ledger_.sessions.all.erase(session.id);
 }
 
+constexpr const char* kPressure = "/proc/pressure/memory";
+
 // The last field of /proc/loadavg. Threads have such numbers too.
 std::uint32_t newest_pid() {
   const std::string line = sys::read_file("/proc/loadavg", 256).value_or("");
@@ -162,6 +166,10 @@ Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFa
   if (!facts.log) facts.log = [](int, std::string_view) {};
   if (!facts.now) facts.now = sys::now_boottime;
   if (!facts.last_pid) facts.last_pid = newest_pid;
+  if (!facts.memory_stall) facts.memory_stall = [] { return stalled_us(sys::read_file(kPressure, 256).value_or("")); };
+  if (!facts.memory_stall())
+    facts.losses.push_back(std::string("no ") + kPressure + ": recycled memory is given up at limits and after " +
+                           format_duration(config.limits.shelf_idle) + " idle, not under memory pressure");
   if (facts.descriptors_limit == 0) {
     auto limit = sys::descriptor_limit();
     if (!limit) return system_failure(limit.error(), "reading RLIMIT_NOFILE");

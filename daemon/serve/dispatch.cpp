@@ -127,6 +127,23 @@ void refuse_aloud(const Request& request, Status status, std::string_view senten
   Request{request.ledger, request.session, view}.fail(status, sentence);
 }
 
+// Requests that give something back are served in any case, and so is the rest of what is served in part already.
+bool needs_memory(const Session& session, std::uint16_t op, const wire::Traits& traits) {
+  if (session.batch || !session.awaited.empty()) return false;
+  if (traits.spends || traits.no_reply == wire::NoReply::always) return false;
+  switch (op) {
+    case SHMBW_OP_STATUS:
+    case SHMBW_OP_GROUP_LEAVE:
+    case SHMBW_OP_GROUP_END:
+    case SHMBW_OP_TICKET_REVOKE:
+    case SHMBW_OP_TICKETS_RELEASE:
+    case SHMBW_OP_SHELF_EMPTY:
+      return false;
+    default:
+      return true;
+  }
+}
+
 }  // namespace
 
 void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) {
@@ -150,6 +167,11 @@ void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) 
   if (!traits.known())
     return request.fail(Status::unknown_op, "request " + std::to_string(header.op) + " is not known to this broker (" +
                                                 ledger.host.facts.version + ")");
+  if (reserve::low() && needs_memory(session, header.op, traits))
+    return request.fail(Status::no_memory,
+                        "the broker's own memory is used up: it only takes things back until it has some again. Ask a "
+                        "moment later, release what is not needed, or give the broker more (MemoryMax of its unit, "
+                        "RLIMIT_AS)");
   kHandlers[header.op](request);
 }
 

@@ -17,4 +17,13 @@ Ledger::~Ledger() {
   groups.all.clear();
 }
 
+void Ledger::memory_is_low() {
+  constexpr std::int64_t kTellEvery = 60'000'000'000;
+  if (told_low_ == 0 || host.now() - told_low_ >= kTellEvery) {
+    told_low_ = host.now();
+    host.log(4, "the broker's own memory was used up: until it has its reserve again it only takes things back");
+  }
+  reserve::refill();
+}
+
 }  // namespace shmb::daemon

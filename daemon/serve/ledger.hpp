@@ -17,6 +17,7 @@
 #pragma once
 
 #include "daemon/gpu/gpu.hpp"
+#include "daemon/kit/reserve.hpp"
 #include "daemon/kit/secret.hpp"
 #include "daemon/ledger/accounts.hpp"
 #include "daemon/ledger/groups.hpp"
@@ -28,6 +29,7 @@
 #include "daemon/ledger/watches.hpp"
 #include "daemon/pools/pools.hpp"
 #include "daemon/remote/worlds.hpp"
+#include "daemon/serve/memory_pressure.hpp"
 
 namespace shmb::daemon {
 
@@ -43,14 +45,18 @@ class Ledger {
 
   // The transport has called in: the allowances of one turn on this thread start again.
   void begin_turn() {
+    if (reserve::low()) memory_is_low();
     regions.closed_here = 0;
     regions.releaser.begin_turn();
   }
+
+  void memory_is_low();  // once a minute in the log
 
   Host host;
   Accounts accounts{host};
   Watches watches{host, accounts, groups};
   Groups groups;
+  MemoryPressure pressure{host, groups};
   Regions regions{host, accounts, watches, groups};
   Tickets tickets;
   Sessions sessions{host, accounts, watches, tickets, groups, regions};
@@ -58,6 +64,9 @@ class Ledger {
   Worlds worlds{host, accounts, groups, pools};
   Gpu gpu{host, accounts, groups, regions, sessions};
   Reply reply;
+
+ private:
+  std::int64_t told_low_ = 0;
 };
 
 }  // namespace shmb::daemon

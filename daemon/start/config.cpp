@@ -194,6 +194,7 @@ const std::vector<Key>& limit_keys() {
       count_key("uid_regions", &Limits::uid_regions),
       count_key("uid_leases", &Limits::uid_leases),
       count_key("uid_sessions", &Limits::uid_sessions),
+      count_key("uid_creates", &Limits::uid_creates),
       count_key("uid_groups", &Limits::uid_groups),
       count_key("uid_tickets", &Limits::uid_tickets),
       count_key("session_tickets", &Limits::session_tickets),
@@ -240,6 +241,7 @@ constexpr std::array kOverrideKeys = {
     OverrideKey{"references", &LimitOverride::references, false},
     OverrideKey{"timelines", &LimitOverride::timelines, false},
     OverrideKey{"descriptors", &LimitOverride::descriptors, false},
+    OverrideKey{"creates", &LimitOverride::creates, false},
 };
 
 class Reader {
@@ -252,6 +254,11 @@ class Reader {
         auto* limits = node.as_table();
         if (limits == nullptr) return at(key, "'limits' is a table: write [limits]");
         if (auto read = this->limits(*limits); !read) return read;
+      } else if (key.str() == "public") {
+        auto* names = node.as_table();
+        if (names == nullptr) return at(key, kPublicForm);
+        for (auto&& [name, rule] : *names)
+          if (auto read = public_name(name, rule); !read) return read;
       } else if (auto read = one(top_keys(), "", key, node); !read) {
         return read;
       }
@@ -260,6 +267,35 @@ class Reader {
   }
 
  private:
+  static constexpr const char* kPublicForm =
+      "write [public.\"UID:GROUP/NAME\"], for example [public.\"1000:serve/weights\"]";
+
+  Result<void> public_name(const toml::key& name, const toml::node& node) {
+    const std::string text(name.str());
+    const auto address = names::parse_region(text);
+    if (!address || !address->owner_uid || address->group.empty() || names::is_group_id(address->group))
+      return at(name, quoted(text) + " names no region of a user: " + kPublicForm);
+    auto* table = node.as_table();
+    if (table == nullptr) return at(name, kPublicForm);
+    PublicName rule;
+    for (auto&& [key, value] : *table) {
+      const bool uids = key.str() == "uids";
+      if (!uids && key.str() != "gids")
+        return at(key, "unknown key '" + std::string(key.str()) + "': a public name has uids and gids");
+      auto* list = value.as_array();
+      if (list == nullptr) return at(key, "'" + std::string(key.str()) + "' expects numbers in brackets, like [1001]");
+      for (auto&& element : *list) {
+        auto id = count_of(element, 0, 0xffff'fffeULL);
+        if (!id) return at(key, "'" + std::string(key.str()) + "' " + id.error().sentence);
+        (uids ? rule.uids : rule.gids).push_back(static_cast<std::uint32_t>(*id));
+      }
+    }
+    if (rule.uids.empty() && rule.gids.empty())
+      return at(name, "the public name " + quoted(text) + " is open to no user: give uids or gids");
+    config_.limits.public_names[public_key(*address->owner_uid, address->group, address->name)] = std::move(rule);
+    return {};
+  }
+
   Result<void> limits(const toml::table& table) {
     for (auto&& [key, node] : table) {
       if (key.str() != "uid" && key.str() != "group") {
@@ -363,6 +399,10 @@ std::vector<std::string> keys_that_differ(const Config& one, const Config& other
   for (const Key& key : top_keys())
     if (key.differ(one, other)) names.emplace_back(key.name);
   return names;
+}
+
+std::string public_key(std::uint32_t owner, std::string_view group, std::string_view name) {
+  return std::to_string(owner) + ":" + std::string(group) + "/" + std::string(name);
 }
 
 void complete_limits(Limits& limits) {

@@ -20,9 +20,15 @@ enum class EngineChoice { automatic, io_uring, epoll };
 // Limits of one scope. An absent one is the next wider default.
 struct LimitOverride {
   std::optional<std::uint64_t> bytes, regions, leases, sessions, groups, tickets, names, watches, worlds, references,
-      gpu_bytes, gpu_descriptors, timelines, descriptors;
+      gpu_bytes, gpu_descriptors, timelines, descriptors, creates;
 };
 
+// The users, by uid or gid, who may read one region of another user.
+struct PublicName {
+  std::vector<std::uint32_t> uids, gids;
+};
+
+// What a reload applies.
 struct Limits {
   std::uint64_t host_bytes = 0;     // default: half of MemTotal
   std::uint64_t uid_bytes = 0;      // default: host_bytes
@@ -37,6 +43,7 @@ struct Limits {
   // System mode: descriptors of the broker's table, for regions, sessions, pools and what clients send. 0: a share that
   // depends on the number of users (Accounts::descriptor_shortage).
   std::uint64_t uid_descriptors = 0;
+  std::uint64_t uid_creates = 10'000;  // system mode: regions made in a second; 0: any number
   std::uint64_t uid_groups = 4'096;
   std::uint64_t uid_tickets = 16'384;
   std::uint64_t session_tickets = 0;  // tickets that it made and that are still valid; 0: a quarter of its user's
@@ -59,9 +66,11 @@ struct Limits {
   std::uint64_t events_queued = 256;         // per session, then one gap
   std::uint64_t shelf_bytes = 256ULL << 20;  // per group, and never over a quarter of its limit
   std::int64_t shelf_idle = 30LL * 1'000'000'000;
-  std::map<std::uint32_t, LimitOverride> uid;  // [limits.uid.1000]
-  std::map<std::string, LimitOverride> group;  // [limits.group.trainer]
+  std::map<std::uint32_t, LimitOverride> uid;      // [limits.uid.1000]
+  std::map<std::string, LimitOverride> group;      // [limits.group.trainer]
+  std::map<std::string, PublicName> public_names;  // [public."1000:serve/weights"], by public_key
 };
+std::string public_key(std::uint32_t owner, std::string_view group, std::string_view name);
 
 struct Config {
   Mode mode = Mode::private_;

@@ -11,4 +11,12 @@ class AllocationsForbidden {
   long seen() const;
 };
 
+// Lets one allocation of this thread fail, the n-th from now on, as if there was no memory at that moment.
+class OneAllocationFails {
+ public:
+  explicit OneAllocationFails(long nth);
+  ~OneAllocationFails();
+  bool failed() const;  // so many allocations were made
+};
+
 }  // namespace room

@@ -2,13 +2,20 @@
 // Recycling: what comes back dirty, to whom, and everything that keeps a region off the shelf.
 #include <fcntl.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+
 #include "base/sys_memory.hpp"
+#include "daemon/serve/memory_pressure.hpp"
 #include "proto/names.hpp"
 #include "tests/daemon/books_fixture.hpp"
 #include "tests/harness/stuck_write.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;
+using shmb::daemon::BrokerFacts;
 using shmb::daemon::Config;
 
 namespace {
@@ -392,4 +399,73 @@ TEST_CASE("shelf_empty gives up recycled memory of the user only, that of the ca
   CHECK(empty(0).bytes == 0);
   CHECK(cached(shop.client) == Bytes{0, 0});
   CHECK(cached(stranger) == Bytes{4 * kMiB});
+}
+
+namespace {
+
+// A world whose processes stall for memory as the test says.
+struct Pressed {
+  World world{private_config(), [this] {
+                BrokerFacts facts;
+                facts.memory_stall = [this] { return stalled; };
+                return facts;
+              }()};
+  Client client = world.client(1000);
+  std::optional<std::uint64_t> stalled = 0;
+
+  explicit Pressed() {
+    REQUIRE(client.make_group({.name = "g"}).status() == Status::ok);
+    REQUIRE(client.join("g").status() == Status::ok);
+  }
+  void shelve() {
+    const Created made = client.create({.length = 4 * kMiB});
+    CHECK(client.release(made.ref(), 0, kRecycle).status == Status::ok);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("under memory pressure recycled memory is given up, and nothing that is held or kept") {
+  Pressed pressed;
+  const Created held = pressed.client.create({.length = 4 * kMiB});
+  const Created kept =
+      pressed.client.create({.name = "kept", .length = 4 * kMiB, .flags = SHMBW_CREATE_KEEP_GIVEN, .keep = -1});
+  CHECK(pressed.client.release(kept.ref(), 0, kRecycle).status == Status::ok);
+  pressed.shelve();
+  pressed.world.advance(kSecond);
+  pressed.stalled = 40'000;  // 4 % of the time
+  pressed.world.advance(kSecond / 2);
+  CHECK(pressed.client.status().bytes_cached == 4 * kMiB);
+  pressed.stalled = 95'000;
+  pressed.world.advance(kSecond / 2);
+  pressed.world.wait_for_closes();
+  CHECK(pressed.client.status().bytes_cached == 0);
+  CHECK(pressed.client.status().bytes == 8 * kMiB);
+  CHECK(pressed.client.status().regions == 2);
+  CHECK(std::ranges::any_of(pressed.world.log, [](const std::string& line) {
+    return line == "memory pressure: gave up 4.0 MiB of recycled memory";
+  }));
+  // It is asked again for what is recycled afterwards.
+  pressed.shelve();
+  CHECK(pressed.client.status().bytes_cached == 4 * kMiB);
+  pressed.stalled = 200'000;
+  pressed.world.advance(kSecond / 2);
+  pressed.world.wait_for_closes();
+  CHECK(pressed.client.status().bytes_cached == 0);
+  CHECK(pressed.client.release(kept.ref(), 0, SHMBW_RELEASE_UNNAME).status == Status::ok);
+}
+
+TEST_CASE("without the kernel's figures recycled memory stays until a limit or its idle time") {
+  Pressed pressed;
+  pressed.stalled.reset();
+  pressed.shelve();
+  pressed.world.advance(2 * kSecond);
+  CHECK(pressed.client.status().bytes_cached == 4 * kMiB);
+}
+
+TEST_CASE("the stalled time is read from the kernel's text, and from nothing else") {
+  CHECK(daemon::stalled_us("some avg10=0.00 avg60=0.00 avg300=0.00 total=12345\nfull avg10=0.00 total=1\n") == 12345);
+  for (const char* text : {"", "full avg10=0.00 total=1\n", "some avg10=0.00\n", "some total=\n", "some total=x\n",
+                           "some avg10=0 total=99999999999999999999999\n"})
+    CHECK_MESSAGE(!daemon::stalled_us(text), text);
 }
