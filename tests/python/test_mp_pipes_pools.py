@@ -190,6 +190,17 @@ def test_an_executor_works_and_tells_of_a_broken_pool(ctx):
             executor.submit(children.die, 3).result(60)
 
 
+def test_arguments_of_an_executor_travel_in_shared_memory(ctx):
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=ctx) as executor:
+        assert executor.submit(children.sum_if_shared, numpy.ones(100000)).result(60) == 100000
+        own = mp.empty(200000)
+        own[...] = 2
+        assert executor.submit(children.sum_if_shared, array=own).result(60) == 400000
+        with pytest.raises(RuntimeError, match="this cannot be pickled"):
+            executor.submit(children.sum_of, [numpy.ones(100000), children.NotPicklable()]).result(60)
+        assert executor.submit(children.square, 3).result(60) == 9
+
+
 def test_a_received_array_stays_whole_in_a_forked_child_when_its_parent_drops_it(fork):
     tasks, results, go = fork.Queue(), fork.Queue(), fork.Event()
     tasks.put(numpy.full(100000, 7.0))

@@ -28,6 +28,13 @@ def __getattr__(name: str) -> Any:
 class _Packed:
     """Pickles a process with its large arguments apart."""
 
+    def __init__(self, group: Any = None, target: Any = None, name: Any = None, args: Any = (), kwargs: Any = {}, *,
+                 daemon: Any = None) -> None:
+        super().__init__(group, target, name, args, kwargs, daemon=daemon)
+        if target is not None and getattr(target, "__name__", "") == "_process_worker":
+            from . import executor
+            executor.carry(target, args)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         plain = super().__reduce_ex__(protocol)
         if _contexts.get_spawning_popen() is None or getattr(_packing, "process", None) is self:
