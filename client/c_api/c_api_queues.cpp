@@ -254,7 +254,15 @@ int shmb_queue_send_many(shmb_queue* queue, const shmb_outgoing* messages, size_
       SHMB_TRY(known, parts.of(messages[i]));
       return Queue::Outgoing{known, messages[i].type, messages[i].lifetime_ns};
     };
-    return queue->it->send_many(count, std::ref(next), wait_ns, done);
+    auto plain = [&](std::size_t i) -> std::optional<std::span<const std::byte>> {
+      const shmb_outgoing& message = messages[i];
+      if (message.count != 1 || message.type != 0 || message.lifetime_ns != 0 || message.parts == nullptr)
+        return std::nullopt;
+      const shmb_part& part = *message.parts;
+      if (part.kind != SHMB_PART_BYTES || part.data == nullptr) return std::nullopt;
+      return std::span(static_cast<const std::byte*>(part.data), part.length);
+    };
+    return queue->it->send_many(count, std::ref(next), wait_ns, done, std::ref(plain));
   });
   if (sent != nullptr) *sent = done;
   return status;
@@ -296,10 +304,12 @@ int shmb_queue_receive_many(shmb_queue* queue, shmb_message* const* messages, si
   return guarded(error, [&]() -> Result<void> {
     if (queue == nullptr || count == nullptr || (messages == nullptr && capacity != 0))
       return shmb::error(Status::invalid, "no queue, no messages, or no place for their number was given");
-    std::vector<Message*> inside;
+    std::array<Message*, 64> few;  // no allocation for a usual batch
+    std::vector<Message*> many(capacity > few.size() ? capacity : 0);
+    const auto inside = many.empty() ? std::span(few).first(capacity) : std::span(many);
     for (std::size_t i = 0; i < capacity; ++i) {
       if (messages[i] == nullptr) return shmb::error(Status::invalid, "one of the messages is NULL");
-      inside.push_back(&messages[i]->it);
+      inside[i] = &messages[i]->it;
     }
     SHMB_TRY(received, queue->it->receive_many(inside, wait_ns));
     *count = received;

@@ -192,6 +192,7 @@ class LaneReceiver {
   Look look_again(std::uint64_t word, Received& out);
   Look look_claim(Received& out);
   Look find_claim(Received& out);
+  std::uint64_t first_open() const;
   Look look_broadcast(Received& out);
   Look read_broadcast(Received& out);
   Plain look_plain_broadcast(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
@@ -215,6 +216,7 @@ class LaneReceiver {
   std::uint64_t word_ = 0;      // broadcast: the word of its cell
   std::uint64_t shown_ = 0;     // broadcast: the position when it last looked for writers to wake
   std::uint64_t lost_ = 0;
+  std::uint64_t done_ = 0;  // claim: every message before it was seen done
   bool claimed_by_others_ = false;
 };
 

@@ -64,7 +64,8 @@ void LaneSender::publish_broadcast(std::uint8_t tag, std::span<const std::byte> 
   const std::size_t bytes = body.size() + (expiring_ ? sizeof(deadline) : 0), count = (bytes + 7) / 8;
   if (count > 0) words[count - 1] = 0;
   if (expiring_) words[0] = static_cast<std::uint64_t>(deadline);
-  if (!body.empty()) std::memcpy(words.data() + (expiring_ ? 1 : 0), body.data(), body.size());
+  if (body.size() == 56) std::memcpy(words.data() + (expiring_ ? 1 : 0), body.data(), 56);
+  else if (!body.empty()) std::memcpy(words.data() + (expiring_ ? 1 : 0), body.data(), body.size());
   pool::Cell& cell = lane_.cell(next_);
   SHMB_STEP(W2);
   // Release: a reader that sees the mark also sees the tail of the message before. The fence keeps the body after the

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Claim lanes: exactly one of the competing consumers takes each message, also when consumers die. The head is only a
-// hint. It moves past cells that were seen done, so a claim that is given back behind it cannot be missed.
+// hint. It moves past cells that were seen done, so a claim that is given back behind it cannot be missed. A cell that
+// is done stays done, so each consumer remembers how far it has seen that, and moves the head only now and then.
 #include <algorithm>
 
 #include "client/lane/lane.hpp"
@@ -125,6 +126,7 @@ LaneReceiver::Look LaneReceiver::look_claim(Received& out) {
 
 LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
   constexpr int kTries = 64;  // each failure means that another consumer made progress, or writes nonsense
+  constexpr std::uint64_t kMostBehind = 8;
   const std::uint64_t cells = lane_.cells();
   int laps = 0;
   for (int tries = 0; tries < kTries; ++tries) {
@@ -132,10 +134,12 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
     SHMB_STEP(C1);
     std::uint64_t head = lane_.head().load(std::memory_order_acquire);
     SHMB_STEP(C1_done);
-    std::uint64_t done = head, k = head;
+    const std::uint64_t begin = std::max(head, done_);
+    std::uint64_t done = begin;
     Look found = Look::empty;
     bool lost_a_claim = false, at_end = false;
-    for (; k - head < cells && !at_end; ++k) {
+    // A lap of cells behind those that are done; they may be a lap themselves, where the head was read long ago.
+    for (std::uint64_t k = begin; k - done < cells && k - begin < 2 * cells && !at_end; ++k) {
       pool::Cell& cell = lane_.cell(k);
       SHMB_STEP(C3);
       std::uint64_t word = cell.word.load(std::memory_order_acquire);
@@ -163,9 +167,11 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
       }
       break;
     }
-    const bool all_done = done - head == cells;
+    const bool all_done = done - begin >= cells;
     bool moved = false;
-    if (done != head) {
+    done_ = done;
+    // Others begin their looks at the head, so it must not stay far behind.
+    if (done - head > std::min(kMostBehind, cells / 4)) {
       SHMB_STEP(C2);
       moved = lane_.head().compare_exchange_strong(head, done, std::memory_order_acq_rel, std::memory_order_relaxed);
       SHMB_STEP(C2_done);
@@ -180,11 +186,21 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
   return Look::empty;
 }
 
+// The first message that is not done, as far as a lap shows. A look from there on sees each message that is not done.
+std::uint64_t LaneReceiver::first_open() const {
+  std::uint64_t k = std::max(lane_.head().load(std::memory_order_acquire), done_);
+  for (const std::uint64_t end = k + lane_.cells(); k != end; ++k) {
+    const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
+    if (pool::position_difference(w.position, k) <= 0) break;
+  }
+  return k;
+}
+
 // A look without a claim. The head moves only when a consumer takes a message, and that consumer then looks for the
 // next one itself.
 bool LaneReceiver::unclaimed() const {
-  const std::uint64_t head = lane_.head().load(std::memory_order_acquire);
-  for (std::uint64_t k = head; k - head < lane_.cells(); ++k) {
+  const std::uint64_t begin = first_open();
+  for (std::uint64_t k = begin; k - begin < lane_.cells(); ++k) {
     const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
     if (w.position != (k & pool::kPositionMask)) continue;
     if (w.is(CellState::full)) return true;
@@ -196,8 +212,8 @@ bool LaneReceiver::unclaimed() const {
 // The head is a hint that lags behind, so the messages themselves are counted.
 std::uint64_t LaneReceiver::count_unclaimed() const {
   std::uint64_t count = 0;
-  const std::uint64_t head = lane_.head().load(std::memory_order_acquire);
-  for (std::uint64_t k = head; k - head < lane_.cells(); ++k) {
+  const std::uint64_t begin = first_open();
+  for (std::uint64_t k = begin; k - begin < lane_.cells(); ++k) {
     const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
     if (w.position != (k & pool::kPositionMask)) continue;
     if (w.is(CellState::full)) ++count;
@@ -208,8 +224,8 @@ std::uint64_t LaneReceiver::count_unclaimed() const {
 
 bool LaneReceiver::unfinished() const {
   const auto own = static_cast<std::uint8_t>(pool::kClaimedBy + participant_.index());
-  const std::uint64_t head = lane_.head().load(std::memory_order_acquire);
-  for (std::uint64_t k = head; k - head < lane_.cells(); ++k) {
+  const std::uint64_t begin = first_open();
+  for (std::uint64_t k = begin; k - begin < lane_.cells(); ++k) {
     const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
     if (w.position != (k & pool::kPositionMask)) continue;
     if (w.is(CellState::full) || (w.claimed() && w.state != own)) return true;

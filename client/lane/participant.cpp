@@ -150,31 +150,17 @@ std::optional<std::uint32_t> Participant::take_free(std::uint32_t group, std::ui
   return std::nullopt;
 }
 
-bool Participant::mine_alone(std::uint32_t slot) {
-  auto& holders = view_.slot(slot).holders;
-  SHMB_STEP(A1);
-  std::uint64_t mask = holders.load(std::memory_order_acquire);
-  SHMB_STEP(A1_done);
-  if (mask != bit_) return false;
-  if (!(books_[slot].flags & kLookLocked)) return true;
+bool Participant::mine_alone_locked(std::uint32_t slot) {
+  std::uint64_t mask = bit_;
   SHMB_STEP(A2l);
-  const bool alone = holders.compare_exchange_strong(mask, bit_, std::memory_order_acq_rel, std::memory_order_relaxed);
+  const bool alone = view_.slot(slot).holders.compare_exchange_strong(mask, bit_, std::memory_order_acq_rel,
+                                                                      std::memory_order_relaxed);
   SHMB_STEP(A2l_done);
   return alone;
 }
 
-std::uint32_t Participant::begin_use(std::uint32_t slot) {
-  books_[slot] = {1, kMine};
-  auto& generation = view_.slot(slot).generation;
-  SHMB_STEP(A3);
-  generation.store(generation.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  SHMB_STEP(A3_done);
-  return slot;
-}
-
-void Participant::drop(std::uint32_t slot) {
+void Participant::dropped(std::uint32_t slot) {
   Book& book = books_[slot];
-  if (--book.references > 0) return;
   // No fence before this look. So a slot that became idle just before a participant began to wait stays here too.
   const bool wanted = view_.control().slot_waiters.mask.load(std::memory_order_relaxed) != 0;
   if ((book.flags & kMine) && !wanted) {
@@ -245,6 +231,7 @@ void Participant::undo(std::uint32_t slot) {
 std::uint32_t Participant::cache_limit(std::uint64_t size) {
   if (fixed_limit_) return *fixed_limit_;
   const std::uint32_t change = view_.header().change.load(std::memory_order_relaxed);
+  if (change == limits_at_change_ && !limits_.empty() && limits_.front().size == size) return limits_.front().slots;
   if (change != limits_at_change_) limits_.clear();
   limits_at_change_ = change;
   auto known = std::find_if(limits_.begin(), limits_.end(), [size](const Limit& one) { return one.size == size; });

@@ -39,8 +39,19 @@ class Participant {
   // A1 to A3: a slot of one of the ranges for this process alone, with one reference and a new generation. It tries the
   // idle slots of this process first, then slots of done messages in its lanes, then any free slot.
   std::optional<std::uint32_t> acquire(std::span<const SlotRange> ranges);
+  // The same without a search: the slot that became idle last, if it has this size and nobody keeps it. Else nullopt,
+  // and nothing was changed.
+  std::optional<std::uint32_t> acquire_last(std::uint64_t size) {
+    if (cached_.empty() || cached_.back().size != size) return std::nullopt;
+    const std::uint32_t slot = cached_.back().slot;
+    if (!mine_alone(slot)) return std::nullopt;
+    cached_.pop_back();
+    return begin_use(slot);
+  }
   void hold(std::uint32_t slot) { ++books_[slot].references; }  // adds one; there is one already
-  void drop(std::uint32_t slot);                                // at none left the slot is idle, or free (P1)
+  void drop(std::uint32_t slot) {                               // at none left the slot is idle, or free (P1)
+    if (--books_[slot].references == 0) dropped(slot);
+  }
   // R3, Q3, C5: a reference to a slot that a message names. False: the slot has another generation, and nothing was
   // changed. Then the lane is broken, unless it drops its oldest and confirm() reports the message as lost.
   bool keep(std::uint32_t slot, std::uint32_t generation);
@@ -96,6 +107,7 @@ class Participant {
     std::uint32_t first = 0, slots = 0;
     std::uint64_t size = 0;
   };
+  void dropped(std::uint32_t slot);
   void drop_overwritten(std::uint32_t slot);  // drop() of a slot whose cell drop-oldest has marked busy
   void free_slot(std::uint32_t slot);         // P1, P2, and the wake
   std::optional<std::uint32_t> take_cached(std::span<const SlotRange> ranges);
@@ -104,8 +116,23 @@ class Participant {
   std::optional<std::uint32_t> take_free(std::uint32_t group, std::uint64_t wanted);
   bool passed_over(std::uint32_t group);
   std::uint32_t rotation(std::uint32_t slot);
-  bool mine_alone(std::uint32_t slot);
-  std::uint32_t begin_use(std::uint32_t slot);
+  bool mine_alone(std::uint32_t slot) {
+    auto& holders = view_.slot(slot).holders;
+    SHMB_STEP(A1);
+    const std::uint64_t mask = holders.load(std::memory_order_acquire);
+    SHMB_STEP(A1_done);
+    if (mask != bit_) return false;
+    return (books_[slot].flags & kLookLocked) == 0 || mine_alone_locked(slot);
+  }
+  bool mine_alone_locked(std::uint32_t slot);
+  std::uint32_t begin_use(std::uint32_t slot) {
+    books_[slot] = {1, kMine};
+    auto& generation = view_.slot(slot).generation;
+    SHMB_STEP(A3);
+    generation.store(generation.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    SHMB_STEP(A3_done);
+    return slot;
+  }
   std::uint32_t cache_limit(std::uint64_t size);
   bool may_cache(std::uint64_t size);
   bool find_segment(std::uint32_t slot) const;

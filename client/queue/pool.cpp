@@ -394,14 +394,6 @@ void Pool::notice() {
   });
 }
 
-std::byte* Pool::data_if_mapped(std::uint32_t slot) const {
-  for (const Segment& segment : segments_) {
-    if (slot - segment.first >= segment.slots) continue;
-    return segment.region ? segment.region->data() + (slot - segment.first) * segment.stride : nullptr;
-  }
-  return nullptr;
-}
-
 std::byte* Pool::find_data(std::uint32_t slot, Error* why, std::int64_t timeout) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     if (std::byte* const at = data_if_mapped(slot)) return at;
@@ -416,12 +408,6 @@ std::byte* Pool::find_data(std::uint32_t slot, Error* why, std::int64_t timeout)
 Slot Pool::give_to_user(std::uint32_t slot, std::uint64_t length) {
   ++users_[slot];
   return {data(slot), slot_size(slot), length, id_, stamp(), slot, me_->generation(slot)};
-}
-
-Pool::Class* Pool::class_for(std::uint64_t length) {
-  for (Class& one : classes_)
-    if (one.slot_size >= length) return &one;
-  return nullptr;
 }
 
 // Doubles the number of slots, within the limits.
@@ -586,31 +572,6 @@ std::optional<std::uint32_t> Pool::take_at_once(std::uint64_t length) {
   if (read_only_ || broken()) return std::nullopt;
   const Class* const wanted = class_for(length);
   return wanted == nullptr ? std::nullopt : me_->acquire(wanted->ranges);
-}
-
-bool Pool::acquire_at_once(std::uint64_t length, Slot& slot) {
-  if (is_fresh_child()) return false;
-  const std::lock_guard lock(me_->lock());
-  const auto taken = take_at_once(length);
-  if (!taken) return false;
-  std::byte* const at = data_if_mapped(*taken);
-  if (at == nullptr) {
-    me_->drop(*taken);
-    return false;
-  }
-  prefetch_to_write(at);
-  ++users_[*taken];
-  slot = {at, slot_size(*taken), length, id_, stamp(), *taken, me_->generation(*taken)};
-  return true;
-}
-
-bool Pool::release_at_once(const Slot& slot) {
-  if (is_fresh_child()) return false;
-  const std::lock_guard lock(me_->lock());
-  if (!usable(slot)) return false;
-  --users_[slot.index];
-  me_->drop(slot.index);
-  return true;
 }
 
 Result<void> Pool::check(const Slot& slot) {

@@ -109,8 +109,32 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<void> release(const Slot& slot);
   // The same where nothing has to be waited for or made. False: nothing was changed, and the function above gives the
   // reason.
-  bool acquire_at_once(std::uint64_t length, Slot& slot);
-  bool release_at_once(const Slot& slot);
+  bool acquire_at_once(std::uint64_t length, Slot& slot) {
+    if (is_fresh_child() || read_only_ || broken()) return false;
+    const std::lock_guard lock(me_->lock());
+    const Class* const wanted = class_for(length);
+    if (wanted == nullptr) return false;
+    auto taken = me_->acquire_last(wanted->slot_size);
+    if (!taken) taken = me_->acquire(wanted->ranges);
+    if (!taken) return false;
+    std::byte* const at = data_if_mapped(*taken);
+    if (at == nullptr) {
+      me_->drop(*taken);
+      return false;
+    }
+    prefetch_to_write(at);
+    ++users_[*taken];
+    slot = {at, wanted->slot_size, length, id_, stamp(), *taken, me_->generation(*taken)};
+    return true;
+  }
+  bool release_at_once(const Slot& slot) {
+    if (is_fresh_child()) return false;
+    const std::lock_guard lock(me_->lock());
+    if (!usable(slot)) return false;
+    --users_[slot.index];
+    me_->drop(slot.index);
+    return true;
+  }
   Result<PoolFacts> facts();
   Result<void> remove();  // its name is free at once; the pool ends with its last participant
 
@@ -164,7 +188,13 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     const auto next = me_->look_ahead(slot);
     if (next && is_mapped(*next)) prefetch_to_write(data(*next));
   }
-  std::byte* data_if_mapped(std::uint32_t slot) const;  // as data(), without asking the broker
+  std::byte* data_if_mapped(std::uint32_t slot) const {  // as data(), without asking the broker
+    for (const Segment& segment : segments_) {
+      if (slot - segment.first >= segment.slots) continue;
+      return segment.region ? segment.region->data() + (slot - segment.first) * segment.stride : nullptr;
+    }
+    return nullptr;
+  }
   bool is_mapped(std::uint32_t slot) const { return data_if_mapped(slot) != nullptr; }
   std::uint64_t slot_size(std::uint32_t slot) { return me_->slot_size(slot).value_or(0); }
   // An existing reference becomes the user's. References of messages in flight are separate: a user that releases once
@@ -245,7 +275,11 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<void> await_whole(Deadline deadline);
   Error attach_segments(std::int64_t timeout);
   std::byte* find_data(std::uint32_t slot, Error* why, std::int64_t timeout);
-  Class* class_for(std::uint64_t length);
+  Class* class_for(std::uint64_t length) {
+    for (Class& one : classes_)
+      if (one.slot_size >= length) return &one;
+    return nullptr;
+  }
   std::uint32_t may_grow(const Class& wanted) const;
   bool is_being_made() const;
   int bell_of(std::uint32_t participant, std::uint32_t life, bool dead);

@@ -72,9 +72,11 @@ class Queue {
     std::int64_t lifetime = 0;
   };
   // Sends in order, with one lock, and one wake for all messages between two waits. `sent` is the number sent, also
-  // with an error.
+  // with an error. `plain` returns the bytes of messages that are one part of bytes, of type 0, without a lifetime.
+  // They take the shortest path; `next` is called for all others.
+  using Plain = std::function<std::optional<std::span<const std::byte>>(std::size_t)>;
   Result<void> send_many(std::size_t count, const std::function<Result<Outgoing>(std::size_t)>& next, std::int64_t wait,
-                         std::size_t& sent);
+                         std::size_t& sent, const Plain& plain = {});
   Result<void> receive(Message& message, bool keep, std::int64_t wait);
   // The shortest path, for an ordinary message: inline or one slot, with room, on a lane that is read in order and
   // drops nothing. False: nothing was sent or taken, and the caller uses the functions above.
@@ -184,6 +186,7 @@ class Queue {
   };
   // Ends the batch, if there is one. Call it before this thread waits, calls the broker or releases the lock.
   Result<void> show_batch();
+  void put_plain(const Plain& plain, std::size_t count, Batch& batch);
   Result<void> send_parts(std::span<const OutPart> given, std::uint64_t type, std::int64_t lifetime, Wait& wait,
                           Pool::Lock& lock);
   Result<bool> has_slots_for(std::uint64_t bytes, Wait& wait, Pool::Lock& lock);
@@ -221,6 +224,13 @@ class Queue {
   Result<Delivery> deliver(Message& message, bool keep);
   void lend(Message& message);
   bool empty_at_once(Message& message);
+  bool reads_in_order() const {  // one lane, and nothing in it is dropped
+    return kind_ != pool::QueueKind::mpmc && (flags_ & pool::kQueueDropOldest) == 0 && ins_.size() == 1;
+  }
+  void fill(Message& message, std::uint32_t bytes, const In& in);
+  bool take_in_order(Message& message, bool keep, std::int64_t wait);
+  bool take_claimed(Message& message);
+  std::size_t take_plain(std::span<Message* const> messages);
   Result<Delivery> deliver_list(Message& message, In& in, bool keep);
   bool keep_slot(Message::Part& part, In& in);
   void attach_parts(Message& message, const Error* unanswered);

@@ -311,67 +311,109 @@ bool Queue::empty_at_once(Message& message) {
   return true;
 }
 
+// The message becomes these bytes, which are in its body.
+void Queue::fill(Message& message, std::uint32_t bytes, const In& in) {
+  if (message.parts_.empty()) (void)message.add();
+  Message::Part& part = message.parts_.front();
+  part.kind = PartKind::bytes;
+  part.slot = pool::kNone;
+  part.data = message.body_.data();
+  part.offset = 0;
+  part.length = bytes;
+  part.kept = false;
+  part.rights = 0;
+  part.status = Status::ok;
+  message.count_ = 1;
+  message.type_ = 0;
+  message.writer_ = {in.from, in.from_life};
+  ++received_count_;
+}
+
 bool Queue::receive_at_once(Message& message, bool keep, std::int64_t wait) {
+  if (!as_opened()) return false;
+  const std::lock_guard lock(pool_->me().lock());
+  if (pending_ != nullptr || broken_ != nullptr || seen_change_ != pool_->change()) return false;
+  if (pool_->me().sleeper().armed()) return false;  // receive() passes on what others may take
+  if (reads_in_order()) return take_in_order(message, keep, wait);
+  return kind_ == pool::QueueKind::mpmc && take_claimed(message);
+}
+
+bool Queue::take_in_order(Message& message, bool keep, std::int64_t wait) {
   constexpr int kLooks = 400;  // a thread that has just sent something expects the answer at once
-  if (kind_ == pool::QueueKind::mpmc || (flags_ & pool::kQueueDropOldest) != 0 || !as_opened()) return false;
-  Participant& me = pool_->me();
-  const std::lock_guard lock(me.lock());
-  if (ins_.size() != 1 || pending_ != nullptr || broken_ != nullptr) return false;
-  if (me.sleeper().armed()) return false;  // receive() passes on what others may take
+  Sleeper& sleeper = pool_->me().sleeper();
   In& in = *ins_.front();
-  if (in.over || seen_change_ != pool_->change()) return false;
-  if (!empty_at_once(message)) return false;
+  if (in.over || !empty_at_once(message)) return false;
   if (!in.it->is_there()) {
-    if (wait < kForever || spec_.spin <= 0 || !me.sleeper().answer_expected() || !me.sleeper().peer_runs_elsewhere() ||
+    if (wait < kForever || spec_.spin <= 0 || !sleeper.answer_expected() || !sleeper.peer_runs_elsewhere() ||
         !__libc_single_threaded)
       return false;
     for (int looks = kLooks; !in.it->is_there(); --looks)
       if (looks == 0) return false;
-    me.sleeper().expect_stream();
+    sleeper.expect_stream();
   }
-  if (message.parts_.empty()) (void)message.add();
-  Message::Part& part = message.parts_.front();
   pool::Handle handle;
   std::uint32_t bytes = 0;
   switch (in.it->look_plain(message.body_.data(), bytes, handle)) {
     case LaneReceiver::Plain::nothing:
       return false;
     case LaneReceiver::Plain::bytes:
-      part.kind = PartKind::bytes;
-      part.slot = pool::kNone;
-      part.data = message.body_.data();
-      part.offset = 0;
-      part.length = bytes;
       if (message.pool_ != nullptr) message.pool_.reset();
+      fill(message, bytes, in);
       in.it->done(in.it->position());
+      return true;
+    case LaneReceiver::Plain::slot:
       break;
-    case LaneReceiver::Plain::slot: {
-      const std::byte* const base = keep ? nullptr : pool_->data_if_mapped(handle.slot);
-      if (base == nullptr) return false;
-      part.data = base + handle.offset;
-      __builtin_prefetch(part.data);
-      part.kind = PartKind::slot;
-      part.slot = handle.slot;
-      part.generation = handle.generation;
-      part.offset = handle.offset;
-      part.length = handle.length;
-      message.type_ = handle.type;
-      message.incarnation_ = incarnation_;
-      if (message.pool_ != pool_) message.pool_ = pool_;
-      message.queue_ = this;
-      borrowed_ = &message;
-      borrowed_in_ = &in;
-      borrowed_position_ = in.it->position();
-      break;
-    }
   }
-  part.kept = false;
-  part.rights = 0;
-  part.status = Status::ok;
-  message.count_ = 1;
-  message.writer_ = {in.from, in.from_life};
-  ++received_count_;
+  const std::byte* const base = keep ? nullptr : pool_->data_if_mapped(handle.slot);
+  if (base == nullptr) return false;
+  __builtin_prefetch(base + handle.offset);
+  fill(message, 0, in);
+  Message::Part& part = message.parts_.front();
+  part.data = base + handle.offset;
+  part.kind = PartKind::slot;
+  part.slot = handle.slot;
+  part.generation = handle.generation;
+  part.offset = handle.offset;
+  part.length = handle.length;
+  message.type_ = handle.type;
+  message.incarnation_ = incarnation_;
+  if (message.pool_ != pool_) message.pool_ = pool_;
+  message.queue_ = this;
+  borrowed_ = &message;
+  borrowed_in_ = &in;
+  borrowed_position_ = in.it->position();
   return true;
+}
+
+// What is claimed and is not bytes stays the next message. The caller's receive delivers it.
+bool Queue::take_claimed(Message& message) {
+  if (at_least_once() || borrowed_ != nullptr || message.pool_ != nullptr || !try_look()) return false;
+  if (received_.tag > pool::kTagMaxInline) return false;
+  pass_on();
+  In& in = *std::exchange(pending_, nullptr);
+  std::memcpy(message.body_.data(), received_.body, received_.bytes);
+  message.clear();
+  fill(message, received_.bytes, in);
+  done(in, received_.position);
+  return true;
+}
+
+// The messages of receive_many(), until the first one that is not bytes alone. Their writers are not woken yet.
+std::size_t Queue::take_plain(std::span<Message* const> messages) {
+  if (!reads_in_order() || pending_ != nullptr || broken_ != nullptr || seen_change_ != pool_->change()) return 0;
+  In& in = *ins_.front();
+  if (in.over) return 0;
+  std::size_t count = 0;
+  pool::Handle slot;
+  for (std::uint32_t bytes = 0; count < messages.size(); ++count) {
+    Message& message = *messages[count];
+    if (!empty_at_once(message) || message.pool_ != nullptr) break;
+    if (in.it->look_plain(message.body_.data(), bytes, slot) != LaneReceiver::Plain::bytes) break;
+    fill(message, bytes, in);
+    in.it->mark_done(in.it->position());
+    in.unwoken = true;
+  }
+  return count;
 }
 
 Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std::int64_t wait) {
@@ -382,16 +424,19 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
   SHMB_TRY_VOID(enter());
   if (!spec_.reader) return error(Status::denied, "this handle is no reader of queue '" + spec_.name + "'");
   for (Message* message : messages)
-    if (message->pool_ != pool_ || message->stale()) (void)message->done();
+    if (message->pool_ != nullptr && (message->pool_ != pool_ || message->stale())) (void)message->done();
   Wait until(wait);
   std::size_t count = 0, lost = 0;
   Result<void> first;
   {
     Pool::Lock lock(pool_->me().lock());
     let_borrowed_go();
-    empty(*messages[0]);
-    first = next_message(*messages[0], true, until);
-    if (first) count = 1;
+    count = take_plain(messages);
+    if (count == 0) {
+      empty(*messages[0]);
+      first = next_message(*messages[0], true, until);
+      if (first) count = 1 + take_plain(messages.subspan(1));
+    }
     struct Taking {  // also if a delivery throws
       Queue& queue;
       explicit Taking(Queue& of) : queue(of) { queue.taking_many_ = true; }
@@ -404,7 +449,7 @@ Result<std::size_t> Queue::receive_many(std::span<Message* const> messages, std:
         queue.taking_many_ = false;
       }
     };
-    if (first && messages.size() > 1) {
+    if (first) {
       const Taking taking(*this);
       // An event that moves the directory may take lanes away: the next call looks.
       while (count < messages.size() && seen_change_ == pool_->change() && try_look()) {

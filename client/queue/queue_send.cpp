@@ -278,8 +278,22 @@ Result<void> Queue::send(std::span<const OutPart> given, std::uint64_t type, std
   return send_parts(given, type, lifetime, until, lock);
 }
 
+// As many as follow each other and find room, after one look at the queue.
+void Queue::put_plain(const Plain& plain, std::size_t count, Batch& batch) {
+  if (!room_at_once()) return;
+  const std::size_t most = std::min<std::size_t>(body_room(), pool::kTagMaxInline);
+  do {
+    const auto bytes = plain(batch.sent);
+    if (!bytes || bytes->size() > most) return;
+    out_.it->put(static_cast<std::uint8_t>(bytes->size()), *bytes, {}, 0);
+    ++batch.unshown;
+    ++batch.sent;
+    ++sent_;
+  } while (batch.sent != count && out_.it->room() == LaneSender::Room::yes);
+}
+
 Result<void> Queue::send_many(std::size_t count, const std::function<Result<Outgoing>(std::size_t)>& next,
-                              std::int64_t wait, std::size_t& sent) {
+                              std::int64_t wait, std::size_t& sent, const Plain& plain) {
   sent = 0;
   SHMB_TRY_VOID(enter());
   Wait until(wait);
@@ -302,6 +316,8 @@ Result<void> Queue::send_many(std::size_t count, const std::function<Result<Outg
   } shown{*this, batch, sent};
   Result<void> outcome;
   while (outcome && batch.sent != count) {
+    if (plain) put_plain(plain, count, batch);
+    if (batch.sent == count) break;
     auto message = next(batch.sent);
     if (!message) {
       outcome = std::unexpected(message.error());

@@ -50,6 +50,38 @@ TEST_CASE("each message of a claim lane goes to one consumer, in order of claims
   CHECK(lane.sender->room() == Room::yes);
 }
 
+// Each consumer remembers what it saw done, and the head lags behind.
+TEST_CASE("a message behind a lap of claimed ones is found by a consumer that looks for the first time") {
+  Claims lane;
+  for (std::uint64_t n = 0; n < 4; ++n) {
+    send_number(*lane.sender, n);
+    REQUIRE(lane.look(0) == Look::message);
+  }
+  lane.receivers[0]->done(0);
+  REQUIRE(lane.sender->room() == Room::yes);
+  send_number(*lane.sender, 4);  // into the cell of 0; those of 1, 2 and 3 are claimed
+  CHECK(lane.receivers[1]->unclaimed());
+  CHECK(lane.receivers[1]->count_unclaimed() == 1);
+  REQUIRE(lane.look(1) == Look::message);
+  CHECK(number_of(lane.received) == 4);
+}
+
+TEST_CASE("the head of a claim lane stays near the messages that are done") {
+  Claims lane(64);
+  for (std::uint64_t n = 0; n < 1000; ++n) {
+    REQUIRE(lane.sender->room() == Room::yes);
+    send_number(*lane.sender, n);
+    REQUIRE(lane.look(0) == Look::message);
+    CHECK(number_of(lane.received) == n);
+    lane.receivers[0]->done();
+    CHECK(n + 1 - lane.view.head() <= 10);
+  }
+  CHECK(lane.look(1) == Look::empty);
+  send_number(*lane.sender, 1000);
+  REQUIRE(lane.look(1) == Look::message);
+  CHECK(number_of(lane.received) == 1000);
+}
+
 TEST_CASE("several messages of a claim lane wake every consumer that sleeps, one message wakes one") {
   Claims lane;
   const auto& view = lane.memory.view();

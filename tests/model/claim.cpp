@@ -459,12 +459,15 @@ class Claim {
       if (!lane.open || (lane.through & 1 << i) != 0) continue;
       through = false;
       const bool something = std::ranges::any_of(lane.cells, [](const Cell& cell) { return cell.state == kFull; });
-      if (something || lane.head != lowest(lane))  // else a look changes nothing
-        go(s, i, Step::C1, emit, [&](State&, Participant& me) {
-          me.lane = l;
-          me.head = lane.head;
-          me.pc = kC1;
-        });
+      // It begins at the head, or where it remembers that all before is done. Every such place is tried: what it
+      // remembers is then no part of the state.
+      for (int begin = lane.head; begin <= lowest(lane); ++begin)
+        if (something || begin != lowest(lane))  // else a look changes nothing
+          go(s, i, Step::C1, emit, [&](State&, Participant& me) {
+            me.lane = l;
+            me.head = static_cast<std::uint8_t>(begin);
+            me.pc = kC1;
+          });
       if (!is_live(s, lane.from, lane.from_life))
         go(s, i, Step::L1, emit, [&](State&, Participant& me) {
           me.lane = l;
