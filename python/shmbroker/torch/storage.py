@@ -17,7 +17,6 @@ import collections
 import ctypes
 import os
 import threading
-import warnings
 import weakref
 
 import torch
@@ -41,7 +40,7 @@ def untyped(tensor: Any) -> Any:
     """The untyped storage of a tensor: torch 2 has a method for it, and warns of the other way."""
     if hasattr(tensor, "untyped_storage"):
         return tensor.untyped_storage()
-    return tensor.storage().untyped()
+    return tensor._storage() if hasattr(tensor, "_storage") else tensor.storage().untyped()
 
 
 class Layout:
@@ -96,7 +95,7 @@ _inherited: weakref.WeakValueDictionary[int, _core.Region] = weakref.WeakValueDi
 _adopted: weakref.WeakKeyDictionary[Any, _core.Region] = weakref.WeakKeyDictionary()  # own references to those
 _storages = _stock.SharedCache()  # by identity, weakly
 _lock = threading.Lock()  # of the next two
-_kept: collections.OrderedDict[Any, _core.Region] = collections.OrderedDict()
+_kept: collections.OrderedDict[Any, tuple[Any, int]] = collections.OrderedDict()  # storages and their sizes
 _came: collections.OrderedDict[Any, None] = collections.OrderedDict()
 
 
@@ -130,10 +129,11 @@ def new_region(size: int) -> _core.Region:
             return session.create(size, many_writers=size < LARGE, uninitialised=True)
         except errors.OutOfShared as error:
             with _lock:
-                some = bool(_kept)
+                kept = list(_kept.values())
                 _kept.clear()
-            if not some:
+            if not kept:
                 raise advised(error)
+            del kept
 
 
 def advised(error: errors.OutOfShared) -> errors.OutOfShared:
@@ -155,9 +155,7 @@ def advised(error: errors.OutOfShared) -> errors.OutOfShared:
 
 def over(region: _core.Region) -> Any:
     """A storage whose memory is the region. It keeps the region."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations of storage()
-        storage = untyped(torch.frombuffer(region, dtype=torch.uint8))
+    storage = untyped(torch.frombuffer(region, dtype=torch.uint8))
     _regions[region.address] = region
     _storages[tuple(region.id)] = _stock.StorageWeakRef(storage)
     return storage
@@ -213,33 +211,36 @@ def _adopt(region: _core.Region, storage: Any) -> _core.Region:
 
 def known(identity: tuple[int, int, int]) -> Any:
     """The living storage of this process in that region, or None."""
+    with _lock:
+        kept = _kept.get(identity)
+        if kept is not None:
+            _kept.move_to_end(identity)
+            return kept[0]
     found = _storages.get(identity)
     return None if found is None else torch.UntypedStorage._new_with_weak_ptr(found.cdata)
 
 
 def attached(identity: tuple[int, int, int], attach: Any) -> Any:
-    """A storage in that region. `attach` is called where this process has no mapping of it."""
-    with _lock:
-        region = _kept.get(identity)
-        if region is not None:
-            _kept.move_to_end(identity)
-    if region is None:
-        region = attach()
-        if region.size < LARGE:
-            _keep(identity, region)
-    return over(region)
+    """A storage in that region, which this process has none of. `attach` maps it."""
+    region = attach()
+    storage = over(region)
+    if region.size < LARGE:
+        _keep(identity, storage, region.size)
+    return storage
 
 
-def _keep(identity: tuple[int, int, int], region: _core.Region) -> None:
-    """What comes a second time stays mapped, within bounds: it may come again."""
+def _keep(identity: tuple[int, int, int], storage: Any, size: int) -> None:
+    """What comes a second time stays, within bounds: it may come again."""
+    gone = []  # storages end without the lock
     with _lock:
         if identity not in _came:
             _came[identity] = None
             if len(_came) > 4 * _KEPT_COUNT:
                 _came.popitem(last=False)
             return
-        _kept[identity] = region
-        size = sum(one.size for one in _kept.values()) if region.size > 65536 or len(_kept) > _KEPT_COUNT else 0
-        while len(_kept) > _KEPT_COUNT or size > _KEPT_BYTES:
-            _, gone = _kept.popitem(last=False)
-            size -= gone.size
+        _kept[identity] = storage, size
+        total = sum(one for _, one in _kept.values()) if size > 65536 or len(_kept) > _KEPT_COUNT else 0
+        while len(_kept) > _KEPT_COUNT or total > _KEPT_BYTES:
+            _, last = _kept.popitem(last=False)
+            gone.append(last)
+            total -= last[1]
