@@ -75,9 +75,10 @@ bool collapse(Range range) {
 Range whole(const Mapping& mapping) { return {mapping.data(), mapping.size()}; }
 
 // Populates a range of whole 2 MiB with huge pages as far as possible. Returns its kind, or the error for a page that
-// could not be had.
-Sys<shmbw_page_kind> populate_huge(Range range, int fd) {
+// could not be had. Recycled memory has its pages, most of them huge: one call enters them into the page tables.
+Sys<shmbw_page_kind> populate_huge(Range range, int fd, bool recycled = false) {
   shmbw_page_kind kind = SHMBW_PAGE_KIND_SMALL;
+  if (recycled && collapse(range)) return SHMBW_PAGE_KIND_HUGE;
   if (shmem_takes_huge_advice()) {
     (void)sys::madvise(range.data(), range.size(), MADV_HUGEPAGE);
     SHMB_TRY_VOID(fill(range, fd));
@@ -113,7 +114,7 @@ bool shmem_takes_huge_advice() {
 Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_pages, bool recycled) {
   Populated result{mapping.size(), SHMBW_PAGE_KIND_SMALL};
   if (!small_pages && can_be_huge(mapping)) {
-    auto kind = populate_huge(whole(mapping), fd);
+    auto kind = populate_huge(whole(mapping), fd, recycled);
     if (!kind) return out_of_memory(kind.error(), mapping.size());
     result.kind = *kind;
     return result;
