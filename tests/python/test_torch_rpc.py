@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """shmbroker.torch.rpc between processes that are started one by one, as users start them. This process is worker "w0";
 "w1" and "w2" are programs of their own, and "cpp" is one of C++."""
+import gc
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -111,6 +113,87 @@ def test_both_programs_of_the_page_on_remote_run_with_only_the_import_changed(br
 
 # ---------------------------------------------------------------------------------------------- death and the end (before the world of all others begins)
 
+def test_82_85_101_values_are_counted_and_cycles_are_listed_and_end_with_the_world(broker):
+    port = free_port()
+    other = start_worker("w1", 1, 2, port)
+    join(port, 2)
+
+    def counts():
+        return rpc.world._debug_info()["num_owner_rrefs"], rpc.rpc_sync("w1", functions.values_here)
+
+    own = rpc.RRef([])
+    assert counts() == (0, 0)
+    rpc.rpc_sync("w1", functions.keep, args=("it", own))
+    assert counts() == (1, 0)
+    rpc.rpc_sync("w1", functions.forget, args=("it",))
+    until(lambda: counts() == (0, 0))
+    two = [functions.make_at("w1", number) for number in range(2)]
+    assert [one.to_here() for one in two] == [0, 1] and counts() == (0, 2)
+    del two
+    until(lambda: counts() == (0, 0))
+    own.local_value().append(rpc.remote("w1", functions.give_back, args=([own],)))
+    own.local_value()[0].to_here()
+    del own
+    gc.collect()
+    assert counts() == (1, 1)
+    rpc.shutdown(timeout=60)
+    ended(other)
+
+
+LEAKING = """
+import sys, torch, shmbroker
+import shmbroker.torch.rpc as rpc
+from shmbroker.torch.rpc import state
+name, rank = sys.argv[1], int(sys.argv[2])
+rpc.init_rpc(name, rank=rank, world_size=2)
+held = rpc.remote("b", torch.add, args=(1, 2)) if rank == 0 else None
+if held is not None:
+    held.to_here()
+try:
+    print(state.current().core.shutdown(False, True, True, 60 * 10**9))
+except shmbroker.Error as error:
+    print(error)
+"""
+
+
+def test_85_a_reference_that_is_left_at_shutdown_is_reported(broker, tmp_path):
+    path, port = tmp_path / "leaking.py", free_port()
+    path.write_text(LEAKING)
+    workers = [start([sys.executable, str(path), name, str(rank)], port) for rank, name in enumerate("ab")]
+    holder, owner = [ended(one) for one in workers]
+    assert "Leaking RRef" in owner and "Leaking" not in holder, (holder, owner)
+
+
+def test_93_95_a_creation_that_comes_too_late_has_failed_and_one_without_a_limit_arrives(broker):
+    port = free_port()
+    stopped, third = start_worker("w1", 1, 3, port), start_worker("w2", 2, 3, port)
+    join(port, 3)
+    try:
+        rpc.rpc_sync("w1", torch.add, args=(1, 2))
+        stopped.send_signal(signal.SIGSTOP)
+        lost = rpc.remote("w1", functions.give_back, args=(5,), timeout=0.3)
+        delayed = rpc.remote("w1", functions.give_back, args=(6,), timeout=0)
+        with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+            delayed.to_here(0.001)
+        with pytest.raises(RuntimeError, match="RRef creation"):
+            lost._get_future().wait()
+        for use in (lost.to_here, lambda: rpc.rpc_sync("w2", functions.fetch, args=(lost,))):
+            with pytest.raises(RuntimeError, match="RRef creation"):
+                use()
+        stopped.send_signal(signal.SIGCONT)
+        assert delayed.to_here() == 6
+        with pytest.raises(RuntimeError, match="RRef creation"):
+            lost.to_here()
+        del lost, delayed, use
+        gc.collect()
+        until(lambda: rpc.rpc_sync("w1", functions.values_here) == 0)
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+        rpc.shutdown(timeout=60)
+    ended(stopped)
+    ended(third)
+
+
 def test_the_death_of_a_worker_ends_calls_with_its_name_and_frees_what_it_held(broker):
     port = free_port()
     one, two = start_worker("w1", 1, 3, port), start_worker("w2", 2, 3, port)
@@ -140,6 +223,7 @@ def test_the_death_of_a_worker_ends_calls_with_its_name_and_frees_what_it_held(b
 def test_after_shutdown_everything_says_so_and_a_new_world_may_begin(broker, tmp_path):
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         rpc.rpc_sync("w1", torch.add, args=(1, 2))
+    printed = set()
     for round in range(2):
         port = free_port()
         other = start_worker("w1", 1, 2, port)
@@ -152,6 +236,7 @@ def test_after_shutdown_everything_says_so_and_a_new_world_may_begin(broker, tmp
         assert reference.to_here() == 1
         cycle = [functions.make_at("w1", 2)]
         cycle.append(cycle)
+        printed.add(str(reference))
         mark = tmp_path / f"mark{round}"
         rpc.rpc_sync("w1", functions.hop, args=(str(mark), "w0", 20))
         rpc.shutdown(graceful=True, timeout=30)
@@ -159,6 +244,9 @@ def test_after_shutdown_everything_says_so_and_a_new_world_may_begin(broker, tmp
         ended(other)
         with pytest.raises(RuntimeError, match=r"Cannot call to_here\(\) on it after deletion"):
             reference.to_here()
+    # 80: the numbers count in the same way each time
+    assert printed == {"UserRRef(RRefId = GloballyUniqueId(created_on=0, local_id=1), "
+                       "ForkId = GloballyUniqueId(created_on=0, local_id=2))"}
     rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=rpc.RpcBackendOptions(init_method=f"file:///tmp/{port}"))
     rpc.shutdown(graceful=False)
 
@@ -256,10 +344,25 @@ def test_a_fetch_sees_what_the_owner_has_written_since(world):
     assert before.sum() == LARGE
     reference.rpc_sync().fill_(3)
     assert reference.to_here().sum() == 3 * LARGE
-    held = rpc.remote("w1", functions.keep_ones, args=("held", LARGE))
-    assert held.to_here().sum() == LARGE
-    rpc.rpc_sync("w1", functions.fill_kept, args=("held", 6))  # past the counter of versions
-    assert held.to_here().sum() == 6 * LARGE
+    for keep in functions.keep_ones, functions.keep_data, functions.keep_array:
+        held = rpc.remote("w1", keep, args=("held", LARGE))
+        assert held.to_here().sum() == LARGE
+        rpc.rpc_sync("w1", functions.fill_kept, args=("held", 6))  # past the counter of versions
+        assert held.to_here().sum() == 6 * LARGE
+    rpc.rpc_sync("w1", functions.forget, args=("held",))
+
+
+def test_a_large_value_that_nobody_else_has_is_copied_once(world):
+    from shmbroker.torch.rpc import references, tensors
+    for make in (lambda: torch.ones(LARGE), lambda: rpc.rpc_sync("w1", functions.ones, args=(LARGE,))):
+        kept = references.Value(make())
+        kept._lent = False
+        first = kept.snapshot()
+        assert first is not None and kept.snapshot() is first
+        other = kept.value.data
+        assert kept.snapshot() is None
+        del other
+        assert kept.snapshot() is not None
 
 
 # ---------------------------------------------------------------------------------------------- references
@@ -360,8 +463,8 @@ def test_timeouts_are_of_the_call_the_default_or_none(world):
     with pytest.raises(RuntimeError, match=text):
         reference.to_here(0.01)
     assert reference.to_here() == 0.5
-    late = rpc.remote("w1", functions.sleep, args=(0.5,), timeout=0.1)
-    for _ in range(2):
+    late = rpc.remote("w1", functions.sleep, args=(0.5,), timeout=0.1)  # 92 and 100: one outcome, also later
+    for _ in range(3):
         with pytest.raises(RuntimeError, match="RRef creation"):
             late.to_here()
     with pytest.raises(ValueError, match="-1 for the default"):
@@ -389,6 +492,41 @@ def test_an_async_function_is_answered_when_its_future_is_done(world):
     assert rpc.remote("w1", functions.add_in_chain, args=("w0", x, 1, 2)).to_here().tolist() == [4, 4]
     with pytest.raises(RuntimeError, match="must return a torch.futures.Future object"):
         rpc.rpc_sync("w1", functions.no_future)
+
+
+def test_94_a_broker_that_answers_late_loses_no_reference(world, broker):
+    before = rpc.rpc_sync("w1", functions.values_here)
+    for number in range(3):
+        broker.process.send_signal(signal.SIGSTOP)
+        back = threading.Timer(0.3, broker.process.send_signal, [signal.SIGCONT])
+        back.start()
+        reference = functions.make_at("w1", number)
+        assert rpc.rpc_sync("w2", functions.fetch, args=(reference,)) == number
+        back.join()
+    del reference
+    until(lambda: rpc.rpc_sync("w1", functions.values_here) <= before)
+
+
+def test_97_futures_chain_and_fail_and_the_first_error_is_raised_for_all(world):
+    future = rpc.rpc_async("w1", functions.give_back, args=(0,))
+    for _ in range(20):
+        future = future.then(lambda done: done.wait() + 1)
+    assert future.wait() == 20
+    seen = []
+    failing = rpc.rpc_async("w1", functions.fail, args=(ValueError, "as asked"))
+    failing.add_done_callback(seen.append)
+    chained = failing.then(lambda done: done.wait())
+    with pytest.raises(ValueError, match="as asked"):
+        failing.wait()
+    with pytest.raises(RuntimeError, match="ValueError"):  # torch's words for an error of a callback
+        chained.wait()
+    assert len(seen) == 1
+    with pytest.raises(Exception, match="division by zero"):
+        rpc.rpc_async("w1", functions.give_back, args=(0,)).then(lambda done: 1 / done.wait()).wait()
+    with pytest.raises(ValueError, match="as asked"):
+        torch.futures.wait_all([rpc.rpc_async("w2", functions.give_back, args=(1,)),
+                                rpc.rpc_async("w1", functions.fail, args=(ValueError, "as asked")),
+                                rpc.rpc_async("w1", functions.fail, args=(TypeError, "too"))])
 
 
 # ---------------------------------------------------------------------------------------------- with workers of C++

@@ -64,8 +64,33 @@ def keep_ones(name, count):
     return kept[name]
 
 
+def keep_data(name, count):
+    """Only another tensor on the same memory stays."""
+    ones = torch.ones(count)
+    kept[name] = ones.data
+    return ones
+
+
+def keep_array(name, count):
+    import numpy
+    kept[name] = torch.from_numpy(numpy.ones(count, numpy.float32))
+    return torch.from_numpy(kept[name].numpy())
+
+
 def fill_kept(name, value):
     kept[name].data.fill_(value)
+
+
+def keep(name, value):
+    kept[name] = value
+
+
+def forget(name):
+    del kept[name]
+
+
+def fetch(rref):
+    return rref.to_here()
 
 
 def fill_value(rref, value):

@@ -61,7 +61,10 @@ def of_broker(error: errors.Error, limit: int | None = None) -> Exception:
     if isinstance(error, (errors.OutOfShared, errors.Invalid)):
         return error
     if isinstance(error, errors.Timeout):
-        return timed_out(limit)
+        if "creation" not in str(error):
+            return timed_out(limit)
+        return RpcTimeout("RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node "
+                          f"does not exist. ({error})")
     kind = RpcWorkerGone if isinstance(error, (errors.WorkerGone, errors.OwnerGone)) else RpcError
     made = kind(str(error))
     made.status = error.status
@@ -85,10 +88,7 @@ def of_failure(failure: Failure, limit: int | None = None) -> Exception:
     code, rank, worker, kind, text, trace, causes = failure
     if code != errors.Raised.code:
         error = errors.make(code, "", text, 0, 0, 0, 0, 0, 0, 0)
-        made = of_broker(error, None if "creation" in text else limit)
-        if isinstance(made, RpcTimeout) and "creation" in text:
-            made = RpcTimeout("RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner "
-                              f"node does not exist. ({text})")
+        made = of_broker(error, limit)
         if isinstance(made, RpcError) and worker:
             made.worker = worker
         return made

@@ -16,6 +16,7 @@ import copyreg
 import pickle
 import struct
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Callable
 
 from ... import _core
@@ -40,6 +41,7 @@ class _Work(threading.local):
 
 
 _work = _Work()
+arrived: weakref.WeakValueDictionary[int, _core.Region] = weakref.WeakValueDictionary()  # nobody else has them; by address
 
 
 def register(kind: type, reducer: Callable[[Any], Any]) -> None:
@@ -135,6 +137,8 @@ def unpack(content: tuple[bytearray, tuple[Any, ...], tuple[Any, ...]]) -> Any:
         if number & _REGION:
             region = regions[next_region]
             next_region += 1
+            if not number & _PRIVATE:
+                arrived[region.address] = region
             buffers.append(memoryview(_core.private_copy(region) if number & _PRIVATE else region)[:length])
         else:
             at += -at % _ALIGNED

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .. import storage
 from . import message
 
 _jit_name: Any = getattr(torch._jit_internal, "_qualified_name")
@@ -110,21 +111,56 @@ def can_keep(value: Any) -> bool:
             and value.numel() * value.element_size() >= message.IN_REGION)
 
 
-_unshared: int | None = None
-
-
 class _Holder:
     __slots__ = ("value",)
 
 
+def _users(holder: Any, at: int) -> tuple[int, int, int]:
+    """How many refer to the tensor, to its storage, and to what stands for that in Python."""
+    memory = storage.untyped(holder.value)
+    return (sys.getrefcount(holder.value), ctypes.c_uint64.from_address(memory._cdata + at).value,
+            sys.getrefcount(memory))
+
+
+class _Alone:
+    """Finds where a storage of this torch counts its users, by a tensor whose users are known."""
+
+    def __init__(self) -> None:
+        self.resizable = storage.layout().resizable
+        if self.resizable is None:
+            raise LookupError("storages of this torch do not tell whose their memory is")
+        holder = _Holder()
+        holder.value = torch.empty(64)
+        for self.at in range(0, 32, 8):
+            self.users = _users(holder, self.at)
+            other = holder.value.detach()
+            both = _users(holder, self.at)
+            del other
+            if both[1] == self.users[1] + 1 and _users(holder, self.at) == self.users:
+                return
+        raise LookupError("storages of this torch do not count their users where others do")
+
+
+_alone: _Alone | None | bool = False  # None: not to be found
+
+
 def held_only_by(holder: Any) -> bool:
-    """No other object of Python here refers to holder.value."""
-    global _unshared
-    if _unshared is None:
-        probe = _Holder()
-        probe.value = torch.empty(1)
-        _unshared = sys.getrefcount(probe.value)
-    return sys.getrefcount(holder.value) <= _unshared
+    """No other object here refers to holder.value or to its memory, which torch has allocated or a message has brought.
+    Memory of NumPy or of another process may be written without a trace."""
+    global _alone
+    if _alone is False:
+        try:
+            _alone = _Alone()
+        except LookupError:
+            _alone = None
+    if not isinstance(_alone, _Alone):
+        return False
+    memory = storage.untyped(holder.value)
+    own = ctypes.c_uint8.from_address(memory._cdata + _alone.resizable).value == 1
+    if not own and memory.data_ptr() not in message.arrived:
+        return False
+    del memory
+    return all(now <= then for now, then in zip(_users(holder, _alone.at), _alone.users))
 
 
 message.register(torch.Tensor, _reduce_tensor)
