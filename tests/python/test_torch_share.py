@@ -304,6 +304,75 @@ assert torch.ones(3).share_memory_().is_shared()
     assert "RuntimeWarning" not in program(text, LOCAL_RANK="1").stderr
 
 
+def test_every_hook_that_is_missing_keeps_stock_and_is_said_in_one_warning(broker):
+    done = program("""
+import unittest.mock, warnings
+import torch, torch.multiprocessing.reductions as reductions
+from torch.utils.data import dataloader
+import shmbroker.torch
+from shmbroker.torch import hooks, storage
+class Without:
+    def __init__(self, of, name):
+        self.of, self.name, self.__name__ = of, name, 'some'
+    def __getattr__(self, name):
+        if name == self.name:
+            raise AttributeError(name)
+        return getattr(self.of, name)
+def refused(name):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        assert not shmbroker.torch.install() and not shmbroker.torch.installed()
+    assert [name in str(one.message) for one in said] == [True], (name, said)
+    assert torch.ones(3).share_memory_().is_shared()
+    assert torch.multiprocessing.Queue.__module__ != 'shmbroker.torch.multiprocessing'
+for name in ('reduce_storage', 'reduce_tensor', 'SharedCache', 'StorageWeakRef', 'check_serializing_named_tensor'):
+    with unittest.mock.patch.object(hooks._stock, 'reductions', Without(reductions, name)):
+        refused(name)
+with unittest.mock.patch.object(hooks, '_dataloader', Without(dataloader, '_MultiProcessingDataLoaderIter')):
+    refused('_MultiProcessingDataLoaderIter')
+for name in ('UntypedStorage', 'frombuffer'):
+    with unittest.mock.patch.object(hooks, 'torch', Without(torch, name)):
+        refused(name)
+for name in ('_new_shared', 'share_memory_', 'is_shared', '_new_with_weak_ptr', '_weak_ref', '_cdata', 'nbytes', 'data_ptr'):
+    with unittest.mock.patch.object(hooks, 'torch', Without(torch, '')) as moved:
+        moved.UntypedStorage = Without(torch.UntypedStorage, name)
+        refused(name)
+with unittest.mock.patch.object(storage, 'layout', side_effect=LookupError('moved')):
+    refused('moved')
+assert shmbroker.torch.install()
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_as_torch_2_has_them_are_used_and_those_that_it_warns_of_are_not(broker):
+    done = program("""
+import torch
+stock = torch.Tensor._storage
+torch.Tensor.untyped_storage = lambda self: stock(self)
+torch.Tensor._typed_storage = lambda self: torch.TypedStorage(wrap_storage=stock(self), dtype=self.dtype)
+def gone(self):
+    raise AssertionError('torch 2 warns of this')
+torch.Tensor.storage = torch.Tensor._storage = gone
+for name in ('_new_using_fd_cpu', '_new_using_filename_cpu'):
+    setattr(torch.UntypedStorage, name + '_', None)
+import shmbroker.torch
+assert shmbroker.torch.install()
+from torch.utils.data import dataloader, _utils
+queue = torch.multiprocessing.Queue()
+tensor = torch.ones(4, 4)
+queue.put([tensor, tensor[1]])
+one, part = queue.get()
+part.zero_()
+assert one.sum() == 12 == tensor.sum() and tensor.untyped_storage().is_shared()
+fresh = torch.empty(0).set_(torch.UntypedStorage._new_shared(16, device='cpu'))
+assert fresh.untyped_storage().is_shared() and tensor.untyped_storage().share_memory_() is not None
+queue.put(torch.zeros(1 << 20)[3:4])
+assert queue.get().untyped_storage().nbytes() == 4
+shmbroker.torch.uninstall()
+""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_program_without_a_broker_keeps_stock_torch():
     done = program("""
 import torch, shmbroker.torch
@@ -357,6 +426,12 @@ before = dict(vars(stock))
 import shmbroker.torch.multiprocessing as mp
 assert all(hasattr(mp, name) for name in dir(stock) if not name.startswith('_')), set(dir(stock)) - set(dir(mp))
 assert dict(vars(stock)) == before
+import torch.multiprocessing.spawn as theirs
+import shmbroker.torch.multiprocessing.spawn as ours
+from shmbroker.torch.multiprocessing.spawn import ProcessContext, start_processes
+from shmbroker.torch.multiprocessing.reductions import reduce_tensor
+assert type(ours) is type(theirs) and ours.__module__ == start_processes.__module__ == 'shmbroker.torch.spawn'
+assert ours is mp.spawn and ProcessContext is mp.ProcessContext
 def child(queue):
     queue.get().fill_(2)
 if __name__ == '__main__':

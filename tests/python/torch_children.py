@@ -91,6 +91,29 @@ def receive_over_pipe(connection, told):
     told.put(got.sum().item())
 
 
+class Marked(torch.Tensor):
+    """A subclass with an attribute."""
+
+
+def send_over_pipe_and_die(connection):
+    connection.send([torch.full((4,), 7.0), torch.full((1 << 20,), 7.0)])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def receive_one_and_wait(connection, told):
+    held = connection.recv()
+    told.put(held[0].item())
+    time.sleep(1000)
+
+
+def uninstall_and_answer(tasks, results):
+    import shmbroker.torch
+    shmbroker.torch.uninstall()
+    got = tasks.get()
+    got.fill_(7)
+    results.put(torch.full((4,), 8.0))
+
+
 def produce_for_ever(queue, number):
     count = 0
     while True:

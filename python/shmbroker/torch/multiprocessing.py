@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib as _importlib
 import multiprocessing as _std
+import sys as _sys
 from typing import Any
 
 import torch
@@ -169,6 +170,12 @@ _own = {name: getattr(_default_context, name) for name in NAMES if name != "Proc
 _SPAWN = ("spawn", "start_processes", "SpawnContext", "ProcessContext", "ProcessException", "ProcessRaisedException",
           "ProcessExitedException")
 __all__ = sorted(set(_stock.__all__) | set(_SPAWN[:2]))
+
+
+# The modules below torch.multiprocessing, for programs that import from them.
+__path__: list[str] = []
+_sys.modules[__name__ + ".spawn"] = _importlib.import_module("shmbroker.torch.spawn")
+_sys.modules[__name__ + ".reductions"] = _stock.reductions
 
 
 def __getattr__(name: str) -> Any:

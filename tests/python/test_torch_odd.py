@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that are odd, programs of which only a part uses the broker, and things that go wrong: each ends as in stock
+torch, or in a clear exception, and nothing is lost."""
+import os
+import signal
+
+import pytest
+from torch_world import end, fork, installed, program, start, torch, until, used  # noqa: F401
+
+import shmbroker
+import shmbroker.torch
+import torch_children as children
+
+
+def as_stock(outcome):
+    """What `outcome` gives with install() and without."""
+    ours = outcome()
+    shmbroker.torch.uninstall()
+    try:
+        return ours, outcome()
+    finally:
+        shmbroker.torch.install()
+
+
+def test_tensors_with_gaps_steps_and_names_arrive_as_with_stock(installed):
+    base = torch.arange(24.0).reshape(4, 6)
+    named = torch.zeros(2, 3, names=("a", "b"))
+
+    def outcome():
+        queue = torch.multiprocessing.SimpleQueue()
+        told = []
+        for tensor in (base.t(), base[::2, ::3], base[1:, 2], base.flip(0), base[0, 0], named):
+            try:
+                queue.put(tensor)
+                got = queue.get()
+                told.append((got.tolist(), got.stride(), got.storage_offset()))
+            except Exception as error:
+                told.append((type(error), str(error)))
+        return told
+
+    ours, stock = as_stock(outcome)
+    assert ours == stock
+
+
+def test_a_subclass_of_tensor_arrives_as_with_stock(installed):
+    def outcome():
+        queue = torch.multiprocessing.SimpleQueue()
+        sent = torch.ones(3).as_subclass(children.Marked)
+        sent.mark = "kept"
+        queue.put(sent)
+        got = queue.get()
+        return type(got), got.tolist(), getattr(got, "mark", None), got.is_shared()
+
+    ours, stock = as_stock(outcome)
+    assert ours == stock and ours[0] is children.Marked
+
+
+def test_a_region_under_a_tensor_cannot_be_closed_and_a_closed_one_makes_none(installed):
+    from shmbroker.mp import place
+    region = place.home()[0].create(4096)
+    tensor = torch.frombuffer(memoryview(region), dtype=torch.uint8)  # torch itself holds no buffer, only the object
+    with pytest.raises(BufferError, match="in use"):
+        region.close()
+    queue = torch.multiprocessing.SimpleQueue()
+    queue.put(tensor.fill_(3))
+    assert queue.get().eq(3).all()
+    del tensor
+    region.close()
+    with pytest.raises(shmbroker.Closed):
+        torch.frombuffer(memoryview(region), dtype=torch.uint8)
+
+
+def test_the_receiver_of_a_pipe_gets_what_a_killed_process_has_sent(fork):
+    reader, writer = fork.Pipe(False)
+    process = start(fork, children.send_over_pipe_and_die, writer)
+    process.join(60)
+    assert process.exitcode == -9
+    small, large = reader.recv()
+    assert small.eq(7).all() and large.eq(7).all() and large.numel() == 1 << 20
+
+
+def test_memory_that_a_killed_receiver_of_a_pipe_did_not_fetch_comes_back(fork):
+    before = used()[1]
+    reader, writer = fork.Pipe(False)
+    told = fork.Queue()
+    process = start(fork, children.receive_one_and_wait, reader, told)
+    reader.close()
+    for _ in range(4):
+        writer.send(torch.ones(1 << 18))
+    assert told.get() == 1
+    process.kill()
+    process.join()
+    with pytest.raises(OSError):
+        for _ in range(10):
+            writer.send(torch.ones(1 << 18))
+    writer.close()
+    assert until(lambda: used()[1] <= before, 30), used()
+
+
+MIXED = """
+import torch, torch.multiprocessing as mp
+
+def child(tasks, results):
+    import sys
+    assert not ('shmbroker.torch' in sys.modules and sys.modules['shmbroker.torch'].installed())
+    got = tasks.get()
+    got.fill_(5)
+    results.put(torch.full((3,), 6.0))
+    results.put(got)
+    tasks.get()
+
+if __name__ == '__main__':
+    context = mp.get_context('fork')
+    tasks, results = context.Queue(), context.Queue()  # of the standard library
+    process = context.Process(target=child, args=(tasks, results))
+    process.start()
+    import shmbroker.torch
+    assert shmbroker.torch.install()
+    mine = torch.zeros(1 << 20)
+    tasks.put(mine)
+    theirs, again = results.get(), results.get()
+    assert theirs.eq(6).all() and mine.eq(5).all() and again.eq(5).all()
+    tasks.put(None)
+    process.join()
+    print('ok', process.exitcode)
+"""
+
+
+def test_a_worker_from_before_install_and_its_parent_understand_each_other(broker):
+    done = program(MIXED)
+    assert done.stdout == "ok 0\n", done.stderr
+
+
+def test_a_rank_or_worker_that_uninstalls_still_receives_and_is_received(fork):
+    tasks, results = fork.Queue(), fork.Queue()
+    process = start(fork, children.uninstall_and_answer, tasks, results)
+    tensor = torch.zeros(1 << 20)
+    tasks.put(tensor)
+    assert results.get(timeout=60).eq(8).all() and tensor.eq(7).all()
+    end(process)
+
+
+def test_a_dataset_that_cannot_be_pickled_is_told_as_by_stock(broker):
+    text = """
+import sys, torch
+from torch.utils.data import DataLoader
+if INSTALL:
+    import shmbroker.torch
+    assert shmbroker.torch.install()
+class Odd:
+    def __init__(self):
+        self.it = lambda: 1
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return index
+if __name__ == '__main__':
+    try:
+        next(iter(DataLoader(Odd(), num_workers=1, multiprocessing_context='spawn')))
+    except Exception as error:
+        print(type(error).__name__, error)
+    import multiprocessing
+    print(multiprocessing.active_children())
+"""
+    told = [program(text.replace("INSTALL", which)) for which in ("True", "False")]
+    assert told[0].stdout == told[1].stdout and "pickle" in told[0].stdout, (told[0].stderr, told[0].stdout)
+
+
+def test_pin_memory_without_cuda_does_what_stock_does(broker):
+    if torch.cuda.is_available():
+        pytest.skip("this host has CUDA")
+    text = """
+import torch, warnings
+from torch.utils.data import DataLoader
+if INSTALL:
+    import shmbroker.torch
+    assert shmbroker.torch.install()
+if __name__ == '__main__':
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        for batch in DataLoader(torch.ones(8, 4), batch_size=4, num_workers=1, pin_memory=True):
+            print(batch.is_pinned(), batch.is_shared(), batch.sum().item())
+    print([str(one.message) for one in said if 'pin_memory' in str(one.message)])
+"""
+    told = [program(text.replace("INSTALL", which)) for which in ("True", "False")]
+    assert told[0].stdout == told[1].stdout and "False True 16.0" in told[0].stdout, (told[0].stderr, told[0].stdout)
+
+
+def test_a_killed_broker_leaves_the_tensors_and_ends_new_ones_with_its_name(broker):
+    done = program("""
+import os, signal, torch, shmbroker, shmbroker.torch
+from shmbroker import _core
+shmbroker.torch.install()
+held = torch.ones(1 << 20).share_memory_()
+private = torch.full((1 << 20,), 2.0)
+os.kill(int(os.environ['BROKER']), signal.SIGKILL)
+try:
+    private.share_memory_()
+except shmbroker.Error as error:
+    print(type(error).__name__)
+print(held.sum().item(), private.sum().item(), private.is_shared())
+""", BROKER=str(broker.process.pid))
+    broker.process.wait()
+    broker.start()
+    assert done.stdout == "SessionLost\n1048576.0 2097152.0 False\n", (done.stdout, done.stderr)
