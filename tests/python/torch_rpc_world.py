@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the test_torch_rpc*.py share: workers that are started one by one, as users start them."""
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+torch_rpc_functions = pytest.importorskip("torch_rpc_functions")
+functions = torch_rpc_functions
+rpc = functions.rpc
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CPP = os.environ.get("SHMBROKER_RPC_WORKER", "")
+LARGE = 1 << 20  # elements: 4 MiB
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def start(arguments, port, **more):
+    variables = dict(os.environ, MASTER_ADDR="localhost", MASTER_PORT=str(port), PYTHONPATH=os.pathsep.join(
+        [HERE, os.environ.get("PYTHONPATH", "")]), **more)
+    return subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def start_worker(name, rank, size, port):
+    return start([sys.executable, os.path.join(HERE, "torch_rpc_functions.py"), name, str(rank), str(size)], port)
+
+
+def ended(process):
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, (out, err)
+    return out
+
+
+def until(condition, limit=20):
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+def join(port, size, rank=0, **options):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    rpc.init_rpc("w0", rank=rank, world_size=size, **options)
