@@ -16,6 +16,7 @@ import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LINE, LINES, SAID = 2000, 200, 30  # what is kept of one answer: bytes of a line, facts, other lines
+SKIPPED = 77  # the exit status of a program that cannot be asked here
 _libc = ctypes.CDLL(None)
 
 # What is asked: its name, the question, the longest time for an answer, command and environment beside ours. `needs` is the
@@ -109,9 +110,8 @@ class Answer:
         self.reasons.append(reason)
 
     def as_json(self, seconds):
-        if self.said:  # all of it where something is wrong, else its last line: a summary
-            said = "\n".join(self.said) if self.verdict == "fail" else self.said[-1]
-            self.facts.append({"key": "said", "value": said[-LINE:]})
+        if self.said:
+            self.facts.append({"key": "said", "value": "\n".join(self.said)[-LINE:]})
         return {"name": self.asked.name, "question": self.asked.question, "verdict": self.verdict or "pass",
                 "seconds": round(seconds, 2), "date": now(), "reasons": self.reasons, "facts": self.facts}  # fmt: skip
 
@@ -157,6 +157,8 @@ def ask(asked, folder, limit_s, stopping=lambda: False):
             return None
         if late:
             answer.fail(f"not done after {asked.limit_s} s")
+        elif child.returncode == SKIPPED and answer.verdict is None:
+            answer.take(b"-skip\t" + (answer.said[-1] if answer.said else "it says no more").encode())
         elif child.returncode != 0 and answer.verdict is None:
             answer.fail(f"its process ended with status {child.returncode}")
         if answer.verdict == "fail":

@@ -90,13 +90,15 @@ class Asking(Folders):
     def test_a_question_that_hangs_is_stopped_and_the_others_are_answered(self):
         open_questions, how = self.ask([["a", 30, r"printf '+key\tone\n'"], ["b", 0.3, "sleep 1000"], ["c", 30, "exit 3"],
                                         ["d", 30, r"printf -- '-skip\tno such device\n'"],
-                                        ["e", 30, r"printf '!fail\tbytes differ\n'; echo more"]])  # fmt: skip
+                                        ["e", 30, r"printf '!fail\tbytes differ\n'; echo more"],
+                                        ["f", 30, "echo no torch; exit 77"]])  # fmt: skip
         self.assertEqual((open_questions, how), ([], "done"))
-        self.assertEqual(self.verdicts(), {"a": "pass", "b": "fail", "c": "fail", "d": "skip", "e": "fail"})
+        self.assertEqual(self.verdicts(), {"a": "pass", "b": "fail", "c": "fail", "d": "skip", "e": "fail", "f": "skip"})
         tests = {one["name"]: one for one in self.gate()["tests"]}
         self.assertEqual(tests["a"]["facts"], [{"key": "key", "value": "one"}])
         self.assertEqual(tests["b"]["reasons"], ["not done after 0.3 s"])
         self.assertEqual(tests["c"]["reasons"], ["its process ended with status 3"])
+        self.assertEqual(tests["f"]["reasons"], ["no torch"])
         self.assertEqual(tests["e"]["facts"], [{"key": "said", "value": "more"}])
 
     def test_what_a_question_leaves_behind_ends_with_it(self):
