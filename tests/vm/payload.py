@@ -2,7 +2,8 @@
 """What changes with each run: an installed tree of this source, and the tests with the unit that starts them.
 
 The tree is a release build below /usr, as docs/security.md makes it (System mode from zero). The tests find it in
-place, as an administrator would after `meson install`.
+place, as an administrator would after `meson install`. The script `packages` gets the packages of tools/package
+instead, and the same with the next version, to which it upgrades.
 """
 import shutil
 import subprocess
@@ -56,13 +57,35 @@ def build():
                 sys.exit(f"{end}\ntests/vm: the build failed; all of its output is in {LOG}")
 
 
+def add_packages(into):
+    """The packages in `this`, and in `next` the same files as version 99: what counts is how dpkg changes them."""
+    packages = sorted((ROOT / "build/packages").glob("*.deb"))
+    if not packages:
+        sys.exit("tests/vm: there are no packages in build/packages: tools/package")
+    (into / "this").mkdir(parents=True)
+    (into / "next").mkdir()
+    for package in packages:
+        shutil.copy(package, into / "this")
+        tree = into / "tree"
+        subprocess.run(["dpkg-deb", "-R", package, tree], check=True)
+        control = tree / "DEBIAN/control"
+        facts = dict(line.split(": ", 1) for line in control.read_text().splitlines() if ": " in line)
+        control.write_text(control.read_text().replace(facts["Version"], "99"))
+        subprocess.run(["dpkg-deb", "-Znone", "-b", tree, into / "next" / f"{facts['Package']}.deb"], check=True,
+                       stdout=subprocess.DEVNULL)
+        shutil.rmtree(tree)
+
+
 def archive(root, script):
     """One archive of the root and of this run's payload. Without a script it is a shell's."""
     folder = image.FOLDER / "payload"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    subprocess.run(["meson", "install", "-C", BUILD, "--no-rebuild", "--quiet", "--destdir", folder], check=True,
-                   stdout=subprocess.DEVNULL)
+    if script == "packages":
+        add_packages(folder / "packages")
+    else:
+        subprocess.run(["meson", "install", "-C", BUILD, "--no-rebuild", "--quiet", "--destdir", folder], check=True,
+                       stdout=subprocess.DEVNULL)
     shutil.copytree(HERE / "guest", folder / "test", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(BUILD / "examples/main_job", folder / "test/main_job")
     units = folder / "etc/systemd/system"
