@@ -59,9 +59,10 @@ def until(condition, seconds=20):
 
 
 def used():
-    """Bytes that the group of this program holds in regions, and how many regions those are. Pools are not counted."""
+    """Bytes that the group of this program holds in regions, and how many regions those are. Pools are not counted, nor
+    what the broker keeps to be used again."""
     from shmbroker import views
-    regions = [one for one in views.list().regions if not one.pool]
+    regions = [one for one in views.list().regions if not one.pool and one.state != "cached"]
     return sum(one.bytes for one in regions), len(regions)
 
 
