@@ -26,7 +26,11 @@ EXPECTED = (
     + [f"hop.claim.slot.{size}.spinning" for size in ("64B", "4KiB")]
     + [f"exhausted_pool.{what}.1000_slots" for what in ("none_free", "one_free")]
     + ["shared_core.inline", "regions_resent.1MiB"]
-    + ["messages.spsc.1-1", "messages.broadcast.1-4"] + [f"messages.mpmc.{who}" for who in ("4-1", "1-4", "4-4")]
+    + [f"latency.{how}.{where}.{load}" for how in ("spinning", "as_opened", "asleep") for where in ("pinned", "free")
+       for load in ("idle", "busy")]
+    + ["messages.spsc.1-1", "messages.spsc.1-1.32_at_a_time"]
+    + [f"messages.mpmc.{who}" for who in ("1-1", "4-1", "1-4", "2-2", "4-4")]
+    + [f"messages.broadcast.{who}" for who in ("1-1", "1-4", "1-16")]
     + ["hand_over.1MiB", "hand_over.16MiB", "waiting.100_wakes_a_second"]
     + [f"gpu.{what}.{count}" for what in ("publish", "open") for count in (1, 16, 126)]
     + [f"slots.{what}.{who}" for what in ("just_released", "32_held") for who in ("alone", "contended")]

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages per second through queues: one writer and one reader, many of either or both that share the messages, one
-// writer whose readers each get all. The floor is a bare ring in shared memory between one writer and one reader; the
-// peers carry the same messages between as many processes.
+// Messages per second through queues: one writer and one reader, one message or 32 at a call; many of either or both
+// that share the messages; one writer whose readers each get all. The floor is a bare ring in shared memory: between
+// one writer and one reader, or with as many readers for a broadcast. The peers carry the same messages between as many
+// processes, moodycamel's queue between as many threads.
 #include <errno.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <mqueue.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <time.h>
 
-#include <atomic>
+#include <algorithm>
+#include <array>
 #include <map>
-#include <new>
 #include <optional>
 #include <string>
+#include <vector>
 
 #ifdef SHMB_HAVE_BOOST
 #include <boost/date_time/posix_time/posix_time_types.hpp>
@@ -25,7 +26,7 @@
 
 #include "tools/benchmarks/broker_process.hpp"
 #include "tools/benchmarks/pool_library.hpp"
-#include "tools/benchmarks/stream.hpp"
+#include "tools/benchmarks/stream_rings.hpp"
 
 namespace shmb::bench {
 namespace {
@@ -34,16 +35,18 @@ constexpr std::int64_t kPatience = 20'000'000;  // ns until a reader looks wheth
 
 class LibraryEnd final : public StreamEnd {
  public:
-  LibraryEnd(const std::string& socket, std::uint32_t kind, bool writer, std::uint64_t& pool) {
+  LibraryEnd(const std::string& socket, std::uint32_t kind, std::size_t at_a_time, bool writer, std::uint64_t& pool)
+      : at_a_time_(at_a_time) {
     if (pool == 0) pool_.emplace(socket, PoolShape{});
     else pool_.emplace(socket, pool);
     pool = pool_->id();
     QueueShape shape;
     shape.kind = kind;
     pool_->open(queue_, "stream", writer ? SHMB_QUEUE_WRITER : SHMB_QUEUE_READER, shape);
-    message_ = pool_->message();
+    while (messages_.size() < at_a_time) messages_.push_back(pool_->message());
   }
   void send(std::uint64_t count) override {
+    if (at_a_time_ > 1) return send_many(count);
     char bytes[kStreamBytes] = {};
     for (std::uint64_t i = 0; i < count; ++i) {
       memcpy(bytes, &i, sizeof i);
@@ -51,71 +54,38 @@ class LibraryEnd final : public StreamEnd {
     }
   }
   void receive(const std::function<bool()>& taken) override {
-    while (pool_->receive_by(queue_, message_, kPatience))
+    if (at_a_time_ > 1) {
+      while (const std::size_t count = pool_->receive_many_by(queue_, messages_.data(), messages_.size(), kPatience))
+        for (std::size_t i = 0; i < count; ++i)
+          if (taken()) return;
+      return;
+    }
+    while (pool_->receive_by(queue_, messages_[0], kPatience))
       if (taken()) return;
   }
 
  private:
+  void send_many(std::uint64_t count) {
+    std::vector<std::array<char, kStreamBytes>> bytes(at_a_time_);
+    std::vector<shmb_part> parts(at_a_time_);
+    std::vector<shmb_outgoing> messages(at_a_time_);
+    for (std::size_t i = 0; i < at_a_time_; ++i) {
+      parts[i].kind = SHMB_PART_BYTES;
+      parts[i].data = bytes[i].data();
+      parts[i].length = kStreamBytes;
+      messages[i].parts = &parts[i];
+      messages[i].count = 1;
+    }
+    for (std::uint64_t sent = 0; sent < count;) {
+      const std::size_t now = std::min<std::size_t>(at_a_time_, count - sent);
+      for (std::size_t i = 0; i < now; ++i, ++sent) memcpy(bytes[i].data(), &sent, sizeof sent);
+      pool_->send_many(queue_, messages.data(), now);
+    }
+  }
+  std::size_t at_a_time_;
   std::optional<PoolLibrary> pool_;
   shmb_queue* queue_ = nullptr;
-  shmb_message* message_ = nullptr;
-};
-
-// A ring that only one writer and one reader can use: what the machine carries at most.
-struct Ring {
-  static constexpr std::uint64_t kCells = 256;
-  alignas(128) std::atomic<std::uint64_t> head;
-  alignas(128) std::atomic<std::uint64_t> tail;
-  struct alignas(64) Cell {
-    char bytes[kStreamBytes];
-  };
-  alignas(128) Cell cells[kCells];
-};
-
-Ring* shared_ring() {
-  void* page = mmap(nullptr, sizeof(Ring), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) give_up("mmap");
-  return new (page) Ring{};
-}
-
-void pause_a_little() {
-  for (int i = 0; i < 16; ++i) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("isb" ::: "memory");
-#endif
-  }
-}
-
-class RingEnd final : public StreamEnd {
- public:
-  explicit RingEnd(Ring* ring) : ring_(*ring) {}
-  void send(std::uint64_t count) override {
-    char bytes[kStreamBytes] = {};
-    for (std::uint64_t i = 0; i < count; ++i) {
-      memcpy(bytes, &i, sizeof i);
-      while (at_ - seen_ == Ring::kCells)
-        if ((seen_ = ring_.head.load(std::memory_order_acquire)) + Ring::kCells == at_) pause_a_little();
-      memcpy(ring_.cells[at_ % Ring::kCells].bytes, bytes, sizeof bytes);
-      ring_.tail.store(++at_, std::memory_order_release);
-    }
-  }
-  void receive(const std::function<bool()>& taken) override {
-    char bytes[kStreamBytes];
-    for (;;) {
-      while (at_ == seen_)
-        if ((seen_ = ring_.tail.load(std::memory_order_acquire)) == at_) pause_a_little();
-      memcpy(bytes, ring_.cells[at_ % Ring::kCells].bytes, sizeof bytes);
-      asm volatile("" : : "r"(bytes) : "memory");
-      ring_.head.store(++at_, std::memory_order_release);
-      if (taken()) return;
-    }
-  }
-
- private:
-  Ring& ring_;
-  std::uint64_t at_ = 0, seen_ = 0;
+  std::vector<shmb_message*> messages_;
 };
 
 class SeqpacketEnd final : public StreamEnd {
@@ -207,24 +177,49 @@ struct Shape {
   const char* name;
   std::uint32_t kind;
   unsigned writers, readers;
+  std::size_t at_a_time = 1;
 };
 
 void one_figure(Bench& bench, const BrokerProcess& broker, const Shape& shape) {
   const bool all_to_each = shape.kind == SHMB_QUEUE_BROADCAST;
   // Quick: as many as a slow machine sends in a moment.
   const auto count = static_cast<std::uint64_t>(bench.times(2'000'000, 4'000));
-  Stream ours(shape.writers, shape.readers, all_to_each, [&](bool writer, std::uint64_t& token) {
-    return std::make_unique<LibraryEnd>(broker.socket(), shape.kind, writer, token);
+  auto library = [&](std::size_t at_a_time) {
+    return [&broker, &shape, at_a_time](bool writer, std::uint64_t& token) {
+      return std::make_unique<LibraryEnd>(broker.socket(), shape.kind, at_a_time, writer, token);
+    };
+  };
+  Stream ours(shape.writers, shape.readers, all_to_each, library(shape.at_a_time));
+  const Shared<Ring> ring, batched_ring;
+  const Shared<BroadcastRing> broadcast_ring;
+  Stream floor(1, all_to_each ? shape.readers : 1, all_to_each, [&](bool writer, std::uint64_t&) {
+    return all_to_each ? broadcast_ring_end(*broadcast_ring, writer) : ring_end(*ring, 1);
   });
-  Ring* ring = shared_ring();
-  Stream floor(1, 1, false, [&](bool, std::uint64_t&) { return std::make_unique<RingEnd>(ring); });
+  // What is compared takes turns, so that a slow second disturbs all.
+  std::map<std::string, Samples> beside;
+  std::optional<Stream> one_by_one, batched;
+  if (shape.at_a_time > 1) {
+    one_by_one.emplace(shape.writers, shape.readers, all_to_each, library(1));
+    batched.emplace(1, 1, false, [&](bool, std::uint64_t&) { return ring_end(*batched_ring, shape.at_a_time); });
+  }
+  const std::uint64_t floor_count = count * static_cast<std::uint64_t>(bench.times(all_to_each ? 1 : 10));
   Pair both = alternate(
       bench.times(5), [&] { return ours.per_second(count); },
-      [&] { return floor.per_second(count * static_cast<std::uint64_t>(bench.times(10))); });
-  munmap(ring, sizeof(Ring));
-  Record record = make_record(fmt::format("messages.{}.{}-{}", shape.name, shape.writers, shape.readers), "k/s", both);
+      [&] {
+        if (one_by_one) beside["one_at_a_time"].add(one_by_one->per_second(count));
+        if (batched) beside[fmt::format("ring_{}_at_a_time", shape.at_a_time)].add(batched->per_second(floor_count));
+#ifdef SHMB_HAVE_MOODYCAMEL
+        if (shape.kind == SHMB_QUEUE_MPMC)
+          beside["moodycamel_threads"].add(moodycamel_per_second(shape.writers, shape.readers, count));
+#endif
+        return floor.per_second(floor_count);
+      });
+  const std::string how = shape.at_a_time > 1 ? fmt::format(".{}_at_a_time", shape.at_a_time) : "";
+  Record record =
+      make_record(fmt::format("messages.{}.{}-{}{}", shape.name, shape.writers, shape.readers, how), "k/s", both);
+  for (const auto& [name, rates] : beside) record.peers[name] = rates.median();
   record.engine = broker.engine();
-  if (!all_to_each) {
+  if (!all_to_each && shape.at_a_time == 1) {
     const Channel pair = Channel::make();
     const mqd_t queue = make_mqueue();
     auto peer = [&](const char* name, const Stream::Enter& enter) {
@@ -250,9 +245,12 @@ void one_figure(Bench& bench, const BrokerProcess& broker, const Shape& shape) {
 
 void run_messages(Bench& bench) {
   auto broker = BrokerProcess::start(bench.settings(), Core::any, bench.settings().engine);
-  for (const Shape& shape : {Shape{"spsc", SHMB_QUEUE_SPSC, 1, 1}, Shape{"mpmc", SHMB_QUEUE_MPMC, 4, 1},
-                             Shape{"mpmc", SHMB_QUEUE_MPMC, 1, 4}, Shape{"mpmc", SHMB_QUEUE_MPMC, 4, 4},
-                             Shape{"broadcast", SHMB_QUEUE_BROADCAST, 1, 4}})
+  for (const Shape& shape :
+       {Shape{"spsc", SHMB_QUEUE_SPSC, 1, 1}, Shape{"spsc", SHMB_QUEUE_SPSC, 1, 1, 32},
+        Shape{"mpmc", SHMB_QUEUE_MPMC, 1, 1}, Shape{"mpmc", SHMB_QUEUE_MPMC, 4, 1},
+        Shape{"mpmc", SHMB_QUEUE_MPMC, 1, 4}, Shape{"mpmc", SHMB_QUEUE_MPMC, 2, 2},
+        Shape{"mpmc", SHMB_QUEUE_MPMC, 4, 4}, Shape{"broadcast", SHMB_QUEUE_BROADCAST, 1, 1},
+        Shape{"broadcast", SHMB_QUEUE_BROADCAST, 1, 4}, Shape{"broadcast", SHMB_QUEUE_BROADCAST, 1, 16}})
     one_figure(bench, broker, shape);
 }
 

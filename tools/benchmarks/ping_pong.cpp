@@ -36,8 +36,8 @@ void PingPong::client(int socket) {
     for (std::uint32_t i = 0; i < command.stretches; ++i)
       stretches.add(timed([&] { way.ask(command.in_each); }) / command.in_each / 2);
     way.ask_each(command.timed_ones, each);
-    tell(socket,
-         Times{stretches.median(), each.percentile(0.5) / 2, each.percentile(0.99) / 2, each.percentile(0.999) / 2});
+    tell(socket, Times{stretches.median(), each.percentile(0.5) / 2, each.percentile(0.99) / 2,
+                       each.percentile(0.999) / 2, each.percentile(0.9999) / 2});
   }
 }
 

@@ -67,7 +67,7 @@ class PingPong {
   const std::string& name(std::size_t way) const { return ways_[way].name; }
 
   struct Times {  // us, one way
-    double median, p50, p99, p999;
+    double median, p50, p99, p999, p9999;
   };
   Times run(std::size_t way, std::uint32_t stretches, std::uint32_t in_each, std::uint32_t timed_ones);
 

@@ -45,11 +45,22 @@ class PoolLibrary {
   void send_message(shmb_queue* queue, const shmb_outgoing& message) {
     if (shmb_queue_send_message(queue, &message, SHMB_FOREVER, &error_) != SHMB_OK) failed();
   }
+  void send_many(shmb_queue* queue, const shmb_outgoing* messages, std::size_t count) {
+    if (shmb_queue_send_many(queue, messages, count, SHMB_FOREVER, nullptr, &error_) != SHMB_OK) failed();
+  }
   shmb_region* region(std::uint64_t bytes);
   bool receive_by(shmb_queue* queue, shmb_message* message, std::int64_t wait_ns) {  // false: it took too long
     int status = shmb_queue_receive(queue, message, 0, wait_ns, &error_);
     if (status != SHMB_OK && status != SHMB_E_DEADLINE) failed();
     return status == SHMB_OK;
+  }
+  // As receive_by(), up to `capacity`; 0: it took too long.
+  std::size_t receive_many_by(shmb_queue* queue, shmb_message* const* messages, std::size_t capacity,
+                              std::int64_t wait_ns) {
+    std::size_t count = 0;
+    const int status = shmb_queue_receive_many(queue, messages, capacity, wait_ns, &count, &error_);
+    if (status != SHMB_OK && status != SHMB_E_DEADLINE) failed();
+    return count;
   }
   shmb_slot acquire(std::uint64_t bytes) {
     shmb_slot slot;

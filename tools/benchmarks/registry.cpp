@@ -11,6 +11,7 @@ void run_memory(Bench&);
 void run_storm(Bench&);
 void run_reclaim(Bench&);
 void run_hop(Bench&);
+void run_latency(Bench&);
 void run_shared_core(Bench&);
 void run_regions_resent(Bench&);
 void run_messages(Bench&);
@@ -37,6 +38,7 @@ std::span<const Family> families() {
       {"storm", "1,000 clients with 10 regions each killed at once", run_storm},
       {"reclaim", "one killed client's 64 MiB until they are free", run_reclaim},
       {"hop", "one message from process to process, against a bare cache line and a bare futex", run_hop},
+      {"latency", "percentiles of a hop, pinned and not, idle and beside computing processes", run_latency},
       {"shared_core", "one message between two processes on one core, against a bare futex there", run_shared_core},
       {"regions_resent", "one region in message after message, against the same messages without it",
        run_regions_resent},

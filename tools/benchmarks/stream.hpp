@@ -37,7 +37,7 @@ class Stream {
   struct Shared;
   void serve(bool writer, const Enter& enter, int socket);
   unsigned writers_;
-  std::uint64_t copies_;
+  bool counts_alone_;  // each reader
   Shared* shared_;
   Crew crew_;
 };
