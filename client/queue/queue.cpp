@@ -479,6 +479,7 @@ void Queue::look_around() {
   if (spec_.reader) {
     follow_peers(writers_, entry.writers.load(std::memory_order_acquire), gone_writers_);
     look_for_lanes_to_read();
+    leave_read_lanes();
   }
   if (spec_.writer) {
     std::vector<Peer> gone;

@@ -165,6 +165,7 @@ class Queue {
   Result<void> ask_to_close(std::uint32_t flags);
   void look_around();  // after the directory has changed
   void look_for_lanes_to_read();
+  void leave_read_lanes();
   void look_for_reader();
   bool has_died(const Peer& peer) const;  // the peer is gone, and did not leave in order
   void follow_peers(std::vector<Peer>& known, std::uint64_t mask, std::vector<Peer>& gone);

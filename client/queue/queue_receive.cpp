@@ -114,6 +114,24 @@ bool Queue::message_waits() {
   return false;
 }
 
+// A lane is free only once each reader is through with it, also one that sends and never receives. Such a reader looks
+// here, whenever the directory has changed, at the lanes of writers that are gone. It takes nothing.
+void Queue::leave_read_lanes() {
+  if (kind_ != pool::QueueKind::mpmc || pending_ != nullptr || borrowed_in_ != nullptr) return;
+  for (auto& one : ins_) {
+    In& in = *one;
+    const bool gone = in.writer_closed || !pool_->me().alive(in.from, in.from_life);
+    if (in.over || !gone || in.it->unfinished()) continue;
+    LaneReceiver::Received unused;
+    for (bool again = false;; again = true) {
+      const auto look = in.it->look(unused);
+      if (look == LaneReceiver::Look::message) in.it->give_back(unused.position);  // it came back in this moment
+      if (look != LaneReceiver::Look::empty && look != LaneReceiver::Look::drained) break;  // a receive reports it
+      if (!finish_after(in, look, again)) break;
+    }
+  }
+}
+
 void Queue::finish(In& in, bool tell) {
   in.it->detach();
   in.over = true;

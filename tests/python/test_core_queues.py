@@ -342,6 +342,24 @@ def test_a_close_for_everybody_ends_the_wait_of_another_thread(pool):
     assert len(ended) == 1
 
 
+def test_a_reader_that_only_sends_keeps_no_lane_of_a_writer_that_has_gone(broker):
+    def opened(session, role):
+        return session.open_pool(pool.id).queue("q", kind="mpmc", role=role)
+
+    with shmbroker.connect(group="lanes") as first, shmbroker.connect(group="lanes") as second:
+        pool = first.create_pool([(4096, 4)], lanes=3)
+        sends = pool.queue("q", kind="mpmc", role="both")
+        takes = opened(second, "reader")
+        for number in range(6):  # each needs a lane
+            with shmbroker.connect(group="lanes") as third:
+                opened(third, "writer").send(b"%d" % number)
+            assert takes.receive_bytes() == b"%d" % number
+            with pytest.raises((shmbroker.Empty, shmbroker.PeerGone)):
+                takes.receive_bytes(0)
+            sends.send(b"own")
+            assert takes.receive_bytes() == b"own"
+
+
 def test_at_least_once_gives_an_undone_message_again(pool):
     queue = pool.queue("work", kind="mpmc", at_least_once=True)
     queue.send(b"job")
