@@ -27,9 +27,11 @@ class Broker:
     def start(self):
         ready, told = os.pipe()
         daemon = os.environ["SHMBROKER_DAEMON"]
+        # A sanitizer that is loaded into Python makes system calls that the broker does without.
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         self.process = subprocess.Popen([daemon, "--private", "--directory", self.directory, "--ready-fd", str(told),
                                          "--idle-exit", "forever", "--log-level", "warning"], pass_fds=[told],
-                                        stderr=subprocess.DEVNULL)
+                                        env=environment, stderr=subprocess.DEVNULL)
         os.close(told)
         assert os.read(ready, 1) == b"\n"
         os.close(ready)
