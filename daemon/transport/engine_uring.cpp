@@ -19,6 +19,7 @@
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "daemon/transport/engine.hpp"
+#include "daemon/transport/ring_rules.hpp"
 #include "proto/shmb_wire.h"
 
 namespace shmb::daemon {
@@ -62,7 +63,9 @@ class UringEngine final : public Engine {
     if ((ring_.features & IORING_FEAT_EXT_ARG) == 0)
       return error(Status::unsupported, "io_uring here cannot wait with a time-out");
     SHMB_TRY_VOID(provide_buffers());
-    return restrict();
+    if (int made = restrict_ring(ring_); made < 0) return failed(made, "restricting io_uring (Linux 5.10)");
+    if (int made = io_uring_enable_rings(&ring_); made < 0) return failed(made, "enabling io_uring");
+    return {};
   }
 
   Sys<void> watch(int fd, Waiter& waiter, Turns::Process* process) override {
@@ -201,31 +204,6 @@ class UringEngine final : public Engine {
     parameters.flags = flags | IORING_SETUP_CQSIZE | IORING_SETUP_CLAMP | IORING_SETUP_R_DISABLED;
     parameters.cq_entries = kCompletions;
     return io_uring_queue_init_params(kEntries, &ring_, &parameters);
-  }
-
-  // A ring makes calls that no seccomp filter sees. From here on it knows these, and registers nothing.
-  Result<void> restrict() {
-    std::vector<io_uring_restriction> allowed;
-    const auto operation = [&](std::uint8_t code) {
-      io_uring_restriction one{};
-      one.opcode = IORING_RESTRICTION_SQE_OP;
-      one.sqe_op = code;
-      allowed.push_back(one);
-    };
-    for (const io_uring_op code : {IORING_OP_RECVMSG, IORING_OP_POLL_ADD, IORING_OP_ASYNC_CANCEL})
-      operation(static_cast<std::uint8_t>(code));
-#ifdef SHMB_TEST_SEAM
-    operation(IORING_OP_NOP);  // stands for a receive that fails
-#endif
-    io_uring_restriction flags{};
-    flags.opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED;
-    flags.sqe_flags = IOSQE_BUFFER_SELECT;
-    allowed.push_back(flags);
-    if (int made = io_uring_register_restrictions(&ring_, allowed.data(), static_cast<unsigned>(allowed.size()));
-        made < 0)
-      return failed(made, "restricting io_uring (Linux 5.10)");
-    if (int made = io_uring_enable_rings(&ring_); made < 0) return failed(made, "enabling io_uring");
-    return {};
   }
 
   Result<void> provide_buffers() {
