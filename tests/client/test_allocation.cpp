@@ -6,7 +6,7 @@
 
 #include "client/face/shmbroker.h"
 #include "client/session/views.hpp"
-#include "tests/client/pool_support.hpp"
+#include "tests/support/pools.hpp"
 
 namespace {
 
@@ -59,11 +59,10 @@ TEST_CASE("create, attach and connect survive the failure of each of their alloc
   connect.socket = broker.socket().c_str();
   connect.flags = SHMB_CONNECT_NO_GROUP;
   shmb_session* session = nullptr;
-  auto watcher = client_tests::open(broker);
+  auto watcher = support::open(broker);
   const auto regions_left = [&] {
     std::uint64_t left = 0;
-    for (const auto& row :
-         client_tests::must(shmb::client::list_regions(*watcher, {}, client_tests::Deadline::after(0))).rows)
+    for (const auto& row : support::must(shmb::client::list_regions(*watcher, {}, support::Deadline::after(0))).rows)
       left += row.record.state != SHMBW_REGION_STATE_CACHED && row.record.state != SHMBW_REGION_STATE_FREEING ? 1 : 0;
     return left;
   };
@@ -132,15 +131,15 @@ TEST_CASE("create, attach and connect survive the failure of each of their alloc
 }
 
 TEST_CASE("messages of bytes and of slots allocate nothing, borrowed and kept") {
-  using namespace client_tests;
+  using namespace support;
   for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     CAPTURE(static_cast<int>(kind));
     const harness::BrokerFixture broker;
-    auto session = client_tests::open(broker);
+    auto session = support::open(broker);
     auto pool = must(make_pool(session, slots_of("p", 4096, 32)));
     auto other = must(try_pool(beside(broker, pool), "p"));
-    auto in = client_tests::reader(other, "q", kind, 8);
-    auto out = client_tests::writer(pool, "q", kind, 8);
+    auto in = support::reader(other, "q", kind, 8);
+    auto out = support::writer(pool, "q", kind, 8);
     Message message;
     std::byte bytes[16] = {};
     constexpr long kPlenty = 1'000'000;

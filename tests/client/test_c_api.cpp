@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "client/face/shmbroker.h"
-#include "tests/client/support.hpp"
+#include "tests/support/session.hpp"
 
 namespace {
 

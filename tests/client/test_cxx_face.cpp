@@ -7,7 +7,8 @@
 #include <unordered_set>
 
 #include "client/face/shmbroker.hpp"
-#include "tests/client/support.hpp"
+#include "tests/support/face.hpp"
+#include "tests/support/session.hpp"
 
 // Its own: other tests of this program mean the library's inside by these names.
 namespace cxx_face {
@@ -24,20 +25,9 @@ template <class R>
 concept PublishesInPlace = requires(R region) { region.try_publish(); };
 static_assert(!PublishesInPlace<shmbroker::Region&>, "publishing consumes");
 
-namespace {
-
-shmbroker::Session connect(const harness::BrokerFixture& broker) {
-  shmbroker::ConnectOptions options;
-  options.socket = broker.socket();
-  options.join_group = false;
-  return shmbroker::Session::connect(options);
-}
-
-}  // namespace
-
 TEST_CASE("a region is written, published and read through the C++ face") {
   const harness::BrokerFixture broker;
-  auto session = connect(broker);
+  auto session = support::connect(broker.socket());
   shmbroker::CreateOptions options;
   options.name = "kv";
   auto region = session.create(4096 * 3, options);
@@ -58,7 +48,7 @@ TEST_CASE("a region is written, published and read through the C++ face") {
   CHECK(published.as_span<std::uint64_t>()[7] == 42);
   auto ticket = published.ticket();
   CHECK(shmbroker::Token::parse(ticket.text()) == ticket);
-  auto other = connect(broker);
+  auto other = support::connect(broker.socket());
   auto reader = other.attach(ticket);
   CHECK(reader.as_span<std::uint64_t>()[7] == 42);
   CHECK(reader.size() == 4096 * 3);
@@ -72,7 +62,7 @@ TEST_CASE("a region is written, published and read through the C++ face") {
 
 TEST_CASE("errors are values or exceptions, with the same words") {
   const harness::BrokerFixture broker;
-  auto session = connect(broker);
+  auto session = support::connect(broker.socket());
   auto absent = session.try_attach("absent");
   REQUIRE_FALSE(absent);
   CHECK(absent.error().status() == Status::not_found);
@@ -98,7 +88,7 @@ TEST_CASE("the longest durations are long, and a negative keep is none that last
   CHECK(shmbroker::Timeout(duration<double>(0.25)).nanoseconds() == 250'000'000);
   CHECK(shmbroker::Timeout(nanoseconds(7)).nanoseconds() == 7);
   const harness::BrokerFixture broker;
-  auto session = connect(broker);
+  auto session = support::connect(broker.socket());
   CHECK(session.try_ping(hours::max()));
   for (const nanoseconds keep : {nanoseconds(-1), nanoseconds::min(), duration_cast<nanoseconds>(seconds(-5))}) {
     shmbroker::CreateOptions options;
@@ -122,7 +112,7 @@ TEST_CASE("a result gives its value without a move, and text that is no token is
 
 TEST_CASE("many at once: each has its own result, or all or none") {
   const harness::BrokerFixture broker;
-  auto session = connect(broker);
+  auto session = support::connect(broker.socket());
   const std::array<std::uint64_t, 4> lengths{100, UINT64_MAX, 5000, UINT64_MAX};
   auto results = session.try_create_many(lengths);
   REQUIRE(results.has_value());
@@ -137,7 +127,7 @@ TEST_CASE("many at once: each has its own result, or all or none") {
 
 TEST_CASE("groups, parts, events and deadlines through the C++ face") {
   const harness::BrokerFixture broker;
-  auto session = connect(broker), member = connect(broker);
+  auto session = support::connect(broker.socket()), member = support::connect(broker.socket());
   auto group = session.create_group({.name = "job"});
   CHECK(session.join("job") == group.id);
   CHECK(member.join(group.token) == group.id);

@@ -11,11 +11,12 @@
 #include "base/sys_process.hpp"
 #include "client/calls/gpu_calls.hpp"
 #include "client/session/views.hpp"
-#include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/temp_dir.hpp"
+#include "tests/support/gpu_files.hpp"
+#include "tests/support/session.hpp"
 
-namespace client_tests {
+namespace support {
 namespace {
 
 using shmb::client::gpu_device;
@@ -39,7 +40,7 @@ using shmb::client::GpuTimelineRequest;
 using shmb::client::GpuUuid;
 
 constexpr GpuUuid kGpu{0xc0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-constexpr const char* kGpuBus = "0000:65:00.0";
+using support::kGpuBus;
 
 Deadline gpu_deadline() { return Deadline::after(60'000'000'000); }
 
@@ -48,10 +49,7 @@ struct GpuBroker {
   std::unique_ptr<harness::BrokerFixture> broker;
   std::vector<std::shared_ptr<Session>> sessions;
   GpuBroker() {
-    std::filesystem::create_directories(files.file(std::string("gpus/") + kGpuBus));
-    std::ofstream(files.file(std::string("gpus/") + kGpuBus + "/information"))
-        << "GPU UUID: \t GPU-c0010203-0405-0607-0809-0a0b0c0d0e0f\nDevice Minor: \t 3\n";
-    std::ofstream(node()) << "node";
+    support::make_gpu_files(files.path());
     harness::BrokerOptions options;
     options.seam = "gpu=" + files.path();
     broker = std::make_unique<harness::BrokerFixture>(options);
@@ -83,15 +81,10 @@ struct GpuBroker {
 };
 
 struct GpuExports {
-  std::vector<shmb::Fd> files;
+  std::vector<support::GpuExport> files;
   std::vector<GpuChunk> chunks;
-  explicit GpuExports(std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) {
-      files.push_back(shmb::sys::memfd_create("fakecuda:calls", false).value());
-      const std::string path = "/proc/self/fd/" + std::to_string(files.back().get());
-      files.push_back(shmb::sys::open(path.c_str(), O_RDWR).value());
-      chunks.push_back({files[2 * i].get(), files[2 * i + 1].get()});
-    }
+  explicit GpuExports(std::size_t count) : files(count) {
+    for (const auto& file : files) chunks.push_back({file.keeper.get(), file.share.get()});
   }
 };
 
@@ -264,4 +257,4 @@ TEST_CASE("a timeline, a pin and a report without an answer") {
   CHECK(status_of(open_gpu_one(*session, region.region)) == shmb::Status::device_lost);
 }
 
-}  // namespace client_tests
+}  // namespace support

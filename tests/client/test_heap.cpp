@@ -22,11 +22,13 @@ void step();
 #include <thread>
 
 #include "client/face/heap.hpp"
-#include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/support/face.hpp"
+#include "tests/support/session.hpp"
 
 using shmbroker::Heap;
 using shmbroker::Status;
+using support::status_of;
 namespace heap = shmbroker::heap;
 using namespace std::chrono_literals;
 
@@ -133,12 +135,7 @@ struct Team {
     return shmbroker::Session::connect(options);
   }
   harness::BrokerFixture broker;
-  shmbroker::Session session = [this] {
-    shmbroker::ConnectOptions options;
-    options.socket = broker.socket();
-    options.join_group = false;
-    return shmbroker::Session::connect(options);
-  }();
+  shmbroker::Session session = support::connect(broker.socket());
   std::string variable = [this] {
     shmbroker::GroupOptions options;
     options.name = "team";
@@ -147,10 +144,6 @@ struct Team {
     return group.variable("team");
   }();
 };
-template <class T>
-Status status_of(const shmbroker::Result<T>& result) {
-  return result ? Status::ok : result.error().status();
-}
 bool inside(const Heap& in, const void* address) {
   const auto bytes = in.region().bytes();
   return address >= bytes.data() && address < bytes.data() + bytes.size();
@@ -226,7 +219,7 @@ static_assert(!heap::fits<std::pair<const int, std::string>> && !heap::fits<std:
 
 TEST_CASE("containers in containers are all in the heap, also those of hash maps") {
   const harness::BrokerFixture broker;
-  auto session = shmbroker::Session::connect({.socket = broker.socket(), .join_group = false});
+  auto session = support::connect(broker.socket());
   auto made = Heap::create(session, "nested", 1 << 20);
   const std::uint64_t before = made.free_bytes();
   using Lists = heap::vector<heap::vector<heap::string>>;

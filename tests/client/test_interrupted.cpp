@@ -13,10 +13,10 @@
 
 #include "client/face/shmbroker_pool.h"
 #include "client/session/views.hpp"
-#include "tests/client/support.hpp"
 #include "tests/harness/stopped.hpp"
+#include "tests/support/session.hpp"
 
-using namespace client_tests;
+using namespace support;
 using harness::BrokerFixture;
 
 namespace {

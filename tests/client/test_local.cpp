@@ -9,10 +9,10 @@
 #include "base/compat.hpp"
 #include "base/sys_memory.hpp"
 #include "client/session/views.hpp"
-#include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/support/session.hpp"
 
-using namespace client_tests;
+using namespace support;
 using namespace shmb;
 using namespace shmb::client;
 

@@ -15,14 +15,14 @@
 #include "base/sys_process.hpp"
 #include "client/region/populate.hpp"
 #include "client/session/views.hpp"
-#include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/injected.hpp"
 #include "tests/harness/raw_client.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
+#include "tests/support/session.hpp"
 
-using namespace client_tests;
+using namespace support;
 using namespace shmb;
 using namespace shmb::client;
 

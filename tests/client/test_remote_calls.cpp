@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The requests of a worker to the broker, through the library: the table itself is tested in
-// tests/daemon/test_books_remote.cpp.
+// tests/daemon/books/test_books_remote.cpp.
 #include <array>
 
 #include "base/sys_file.hpp"
 #include "client/calls/remote_calls.hpp"
 #include "client/session/views.hpp"
-#include "tests/client/support.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/support/session.hpp"
 
-using namespace client_tests;
+using namespace support;
 using namespace shmb::client;
 using harness::BrokerFixture;
 using harness::Child;

@@ -58,7 +58,7 @@ TEST_CASE("24: 5,000 live slots where the service, too, may open 1,024 files") {
   for (const StartMethod method : kStartMethods) {
     CAPTURE(std::string(text_of(method)));
     {
-      const Session session = session_of(broker);
+      const Session session = support::connect(broker.socket());
       const Pool pool = Pool::create(session, {.classes = {{.slot_size = 64, .slots = kObjects}}});
       const Queue out = pool.open_queue("to", Role::writer, {.kind = QueueKind::mpmc});
       auto holder = shmbroker::spawn("hold_slots", process_of(broker, method), pool, kObjects, kDescriptors);
@@ -79,7 +79,7 @@ TEST_CASE("25: where there is no room the allocation says so, and what was grant
   constexpr std::uint64_t kLimit = 4 << 20;
   EACH_STRATEGY(strategy) {
     CAPTURE(strategy);
-    const Session session = session_of(broker);
+    const Session session = support::connect(broker.socket());
     session.join(session.create_group({.limit_bytes = kLimit}).token);
     std::vector<shmbroker::Region> granted;
     shmbroker::Result<shmbroker::Region> next = session.try_create(1 << 20);
@@ -101,7 +101,7 @@ TEST_CASE("26: a peer that sends one byte, or nothing, delays no other peer and 
   const harness::BrokerFixture broker;
   EACH_STRATEGY(strategy) {
     CAPTURE(strategy);
-    const Session session = session_of(broker);
+    const Session session = support::connect(broker.socket());
     auto silent = harness::RawClient::connect(broker.socket());
     int prompt = 0;  // a service that gave each message a second to come would answer none of them
     for (int i = 0; i < 20; ++i) {

@@ -40,7 +40,7 @@ TEST_CASE("1: a session leaves no object; the check sees one that is held") {
   EACH_STRATEGY(strategy) {
     CAPTURE(strategy);
     {
-      auto held = session_of(broker).create(4096);
+      auto held = support::connect(broker.socket()).create(4096);
       CHECK(broker.books(0).find("1 regions") != std::string::npos);
     }
     CHECK(broker.books() == "");
@@ -211,7 +211,7 @@ TEST_CASE("8: a change by a child shows in the parent, inherited or as an argume
   const harness::BrokerFixture broker;
   EACH_STRATEGY(strategy) {
     CAPTURE(strategy);
-    const Session session = session_of(broker);
+    const Session session = support::connect(broker.socket());
     Tensor x = Tensor::zeros(Type::float64, {5, 5});
     x.share_memory(session);
     double due = 0;
@@ -233,7 +233,7 @@ TEST_CASE("9: a new tensor is private, and shared after share_memory") {
   const harness::BrokerFixture broker;
   EACH_STRATEGY(strategy) {
     CAPTURE(strategy);
-    const Session session = session_of(broker);
+    const Session session = support::connect(broker.socket());
     Tensor x = Tensor::zeros(Type::float64, {5, 5});
     x.fill(6);
     CHECK_FALSE(x.is_shared());

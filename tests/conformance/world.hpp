@@ -11,11 +11,13 @@
 #include <string>
 #include <thread>
 
-#include "client/session/connect.hpp"
 #include "client/session/views.hpp"
 #include "spawn/face/spawn.hpp"
 #include "tests/conformance/tensor.hpp"
 #include "tests/harness/broker_fixture.hpp"
+#include "tests/support/face.hpp"
+#include "tests/support/session.hpp"
+#include "tests/support/until.hpp"
 
 namespace conformance {
 
@@ -27,6 +29,7 @@ using shmbroker::Session;
 using shmbroker::SpawnOptions;
 using shmbroker::StartMethod;
 using shmbroker::Status;
+using support::eventually;
 
 inline constexpr StartMethod kStartMethods[] = {StartMethod::spawn, StartMethod::fork, StartMethod::forkserver};
 inline const char* text_of(StartMethod method) {
@@ -44,10 +47,6 @@ struct Under {
 #define EACH_STRATEGY(name)                                       \
   for (const std::string& name : shmbroker::sharing_strategies()) \
     if (const conformance::Under under_##name(name); true)
-
-inline Session session_of(const harness::BrokerFixture& broker) {
-  return Session::connect({.socket = broker.socket(), .join_group = false});
-}
 
 // One process that runs `function`; it is in a group of its own.
 inline SpawnOptions process_of(const harness::BrokerFixture& broker, StartMethod method, int count = 1) {
@@ -67,7 +66,7 @@ inline SpawnOptions process_of(const harness::BrokerFixture& broker, StartMethod
 
 struct World {
   explicit World(const harness::BrokerFixture& broker)
-      : session(session_of(broker)),
+      : session(support::connect(broker.socket())),
         // Each message under way that has several parts takes a slot for their list.
         pool(Pool::create(session, {.classes = {{.slot_size = 1024, .slots = 256}}})),
         out(pool.open_queue("to", Role::writer, {.kind = QueueKind::mpmc})),
@@ -89,38 +88,21 @@ struct World {
   }
 };
 
-template <class Condition>
-bool soon(Condition condition) {
-  for (int i = 0; i < 6000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return false;
-}
-
 // How many regions of just this length the broker has.
 class Observer {
  public:
-  explicit Observer(const harness::BrokerFixture& broker) {
-    shmb::client::ConnectOptions options;
-    options.socket = broker.socket();
-    options.no_group = true;
-    auto connected = shmb::client::connect(options);
-    if (!connected) FAIL("the observer cannot connect: " << connected.error().sentence);
-    session_ = *connected;
-  }
+  explicit Observer(const harness::BrokerFixture& broker) : session_(support::open(broker)) {}
   std::size_t regions(std::uint64_t length) const {
     shmb::client::Selection all;
     all.all_groups = true;
-    auto listing = shmb::client::list_regions(*session_, all, shmb::client::Deadline::after(0));
-    if (!listing) FAIL("the observer cannot list: " << listing.error().sentence);
+    const auto listing = support::must(shmb::client::list_regions(*session_, all, shmb::client::Deadline::after(0)));
     std::size_t count = 0;
-    for (const auto& row : listing->rows)
+    for (const auto& row : listing.rows)
       count += row.record.length == length && row.record.state != SHMBW_REGION_STATE_CACHED;
     return count;
   }
   bool soon_has(std::size_t count, std::uint64_t length) const {
-    return soon([&] { return regions(length) == count; });
+    return eventually([&] { return regions(length) == count; });
   }
 
  private:

@@ -15,12 +15,12 @@ using harness::Gate;
 
 struct Meeting {
   explicit Meeting(harness::BrokerOptions options = {})
-      : broker(gpu_broker(std::move(options))), session(session_on(broker.socket())) {
+      : broker(gpu_broker(std::move(options))), session(connect(broker.socket())) {
     group = session.create_group({.name = "meeting"});
     session.join(group.token);
   }
   shmbroker::Session member() const {
-    auto own = session_on(broker.socket());
+    auto own = connect(broker.socket());
     own.join(group.token);
     return own;
   }

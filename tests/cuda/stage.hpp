@@ -21,15 +21,21 @@
 #include "cuda/context.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/driver.hpp"
-#include "tests/client/support.hpp"
 #include "tests/fakecuda/fake.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/temp_dir.hpp"
+#include "tests/support/face.hpp"
+#include "tests/support/session.hpp"
+#include "tests/support/until.hpp"
 
 namespace cuda_tests {
 
 namespace gpu = shmbroker::gpu;
 using shmbroker::Status;
+using support::connect;
+using support::eventually;
+using support::sentence_of;
+using support::status_of;
 inline constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 // A card of this program's own, with device nodes that only its broker knows.
@@ -56,13 +62,6 @@ class Card {
 inline harness::BrokerOptions gpu_broker(harness::BrokerOptions options = {}) {
   options.seam += (options.seam.empty() ? "gpu=" : ";gpu=") + Card::get().nodes();
   return options;
-}
-
-inline shmbroker::Session session_on(const std::string& socket) {
-  shmbroker::ConnectOptions options;
-  options.socket = socket;
-  options.join_group = false;
-  return shmbroker::Session::connect(options);
 }
 
 // Device memory, by copies of the driver.
@@ -127,15 +126,6 @@ class Captured {
   shmb::cuda::Stream stream_ = nullptr;
 };
 
-template <class T>
-Status status_of(const shmbroker::Result<T>& result) {
-  return result ? Status::ok : result.error().status();
-}
-template <class T>
-std::string sentence_of(const shmbroker::Result<T>& result) {
-  return result ? std::string() : std::string(result.error().what());
-}
-
 // In actors, where doctest's assertions do not reach the parent.
 #define ACTOR_CHECK(condition)                                                                 \
   do {                                                                                         \
@@ -152,21 +142,4 @@ std::string sentence_of(const shmbroker::Result<T>& result) {
     }                                                                                                                 \
   } while (false)
 
-// Until it is so, or a minute has passed.
-template <class Condition>
-bool comes_true(Condition condition) {
-  for (int i = 0; i < 6000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return condition();
-}
-
 }  // namespace cuda_tests
-
-namespace doctest {
-template <>
-struct StringMaker<shmbroker::Status> {
-  static String convert(shmbroker::Status status) { return shmb_status_name(static_cast<int>(status)); }
-};
-}  // namespace doctest

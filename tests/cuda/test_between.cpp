@@ -19,7 +19,7 @@ gpu::Tensor one_float() {
 
 TEST_CASE("a DLPack tensor that is asked for while its region falls asleep is refused, or keeps it awake") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   auto region = gpu::Region::allocate(session, 2 * kMiB);
   Status asked = Status::ok;
@@ -39,14 +39,14 @@ TEST_CASE("a DLPack tensor that is asked for while its region falls asleep is re
 
 TEST_CASE("an event about a region during its import or publication is not lost") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto maker = session_on(broker.socket()), session = session_on(broker.socket());
-  auto inside = client_tests::must(client_tests::try_open(broker.socket()));
+  auto maker = connect(broker.socket()), session = connect(broker.socket());
+  auto inside = support::must(support::try_open(broker.socket()));
   const auto lose = [&](shmbroker::Session& listener) {
     shmb::client::GpuReport report;
     report.what = SHMBW_GPU_FINDING_DEVICE_LOST;
     report.code = 999;
     std::memcpy(report.uuid.data(), gpu::devices()[0].uuid, report.uuid.size());
-    (void)client_tests::must(shmb::client::gpu_report(*inside, report, shmb::client::Deadline::after(60'000'000'000)));
+    (void)support::must(shmb::client::gpu_report(*inside, report, shmb::client::Deadline::after(60'000'000'000)));
     (void)listener.create(4096);  // an answer, and before it what was told
     (void)gpu::dispatch(listener);
   };
@@ -63,7 +63,7 @@ TEST_CASE("an event about a region during its import or publication is not lost"
 
 TEST_CASE("the device is waited for in its primary context too where the caller has one of his own") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   auto region = gpu::Region::allocate(session, kMiB);
   auto scope = device.hold->enter_primary();

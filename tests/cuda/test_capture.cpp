@@ -21,7 +21,7 @@ struct CaptureBench {
   CaptureBench() { REQUIRE(scope); }
   const CaptureLeavesNothing guard;
   const harness::BrokerFixture broker{gpu_broker()};
-  shmbroker::Session session = session_on(broker.socket());
+  shmbroker::Session session = connect(broker.socket());
   Device device;
   shmb::Result<shmb::cuda::ContextHold::Scope> scope = device.hold->enter_primary();
 

@@ -8,8 +8,8 @@
 #include <set>
 
 #include "client/calls/gpu_calls.hpp"
-#include "tests/client/support.hpp"
 #include "tests/cuda/meeting.hpp"
+#include "tests/support/session.hpp"
 
 namespace cuda_tests {
 namespace {
@@ -47,15 +47,14 @@ Outcome ask_devices(const Meeting&) { return outcome_of(gpu::try_devices()); }
 
 // A session of the inside of the library, with its GPU named, which can say what the public face never would.
 struct Inside {
-  explicit Inside(const Meeting& meeting)
-      : session(client_tests::must(client_tests::try_open(meeting.broker.socket()))) {
+  explicit Inside(const Meeting& meeting) : session(support::must(support::try_open(meeting.broker.socket()))) {
     const auto known = gpu::devices();
     std::memcpy(uuid.data(), known[0].uuid, uuid.size());
-    (void)client_tests::must(
+    (void)support::must(
         shmb::client::gpu_device(*session, uuid, known[0].pci, -1, shmb::client::Deadline::after(60'000'000'000)));
     shmb::client::Token token;
     std::memcpy(token.bytes.data(), meeting.group.token.data(), 16);
-    (void)client_tests::must(session->join_group(token, 0, shmb::client::Deadline::after(60'000'000'000)));
+    (void)support::must(session->join_group(token, 0, shmb::client::Deadline::after(60'000'000'000)));
   }
   // Files that only look like exports, or true ones.
   shmbroker::RegionId publish(std::uint32_t flags, int keeper, int share) {
@@ -64,9 +63,9 @@ struct Inside {
     wish.uuid = uuid;
     wish.flags = flags;
     wish.chunks = {{keeper, share}};
-    auto made = client_tests::must(
-        shmb::client::gpu_publish(*session, {&wish, 1}, shmb::client::Deadline::after(60'000'000'000)));
-    const auto ref = client_tests::must(std::move(made.front())).region;
+    auto made =
+        support::must(shmb::client::gpu_publish(*session, {&wish, 1}, shmb::client::Deadline::after(60'000'000'000)));
+    const auto ref = support::must(std::move(made.front())).region;
     return {{}, ref.id, ref.generation};
   }
   shmbroker::RegionId publish_true(std::uint32_t flags) {
@@ -93,7 +92,7 @@ struct Inside {
 template <class Ask>
 Outcome once_it_is(Status status, Ask ask) {
   Outcome seen;
-  (void)comes_true([&] {
+  (void)eventually([&] {
     seen = ask();
     return seen.status == status;
   });
@@ -256,7 +255,7 @@ const std::vector<Producing>& all_producing() {
          harness::BrokerOptions options;
          options.seam = "gpu=/nowhere";  // not where this process' driver has its nodes
          const harness::BrokerFixture broker(options);
-         auto session = session_on(broker.socket());
+         auto session = connect(broker.socket());
          auto region = gpu::Region::allocate(session, kMiB);
          return outcome_of(region.try_publish());
        }},
@@ -286,7 +285,7 @@ const std::vector<Producing>& all_producing() {
          (void)gpu::Region::try_import(session, id);  // the first to try tells
          const auto refused = outcome_of(gpu::Region::try_import(session, id));
          const shmb::client::GpuRelease back{{id.id, id.generation, 0}, 1, false};
-         client_tests::must(shmb::client::gpu_release(*inside.session, {&back, 1}, shmb::client::Deadline::after(0)));
+         support::must(shmb::client::gpu_release(*inside.session, {&back, 1}, shmb::client::Deadline::after(0)));
          return refused;
        }},
       {Status::other_kind,

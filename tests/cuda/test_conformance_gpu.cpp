@@ -24,7 +24,7 @@ gpu::ImportOptions patient(gpu::Access access = gpu::Access::read_only) {
 
 // Nothing of this card is in use any more by anybody.
 bool memory_is_back() {
-  return comes_true([] { return fakecuda::Fake::use().bytes_in_use(0) == 0; });
+  return eventually([] { return fakecuda::Fake::use().bytes_in_use(0) == 0; });
 }
 
 }  // namespace
@@ -459,7 +459,7 @@ TEST_CASE("66 and 67: a consumer goes on reading when the producer is killed, an
   CHECK(producer.wait() == 128 + SIGKILL);
   killed.open();
   CHECK(Child::run([&] {
-          auto session = session_on(meeting.broker.socket());  // of another group
+          auto session = connect(meeting.broker.socket());  // of another group
           Worker worker;
           auto region = gpu::Region::try_import(session, name.hear<shmbroker::Ticket>());
           ACTOR_MUST(region);

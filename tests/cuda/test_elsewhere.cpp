@@ -31,7 +31,7 @@ TEST_CASE("without driver, with a stub, an old driver or no device everything el
     CAPTURE(value);
     const int status = Child::run([&] {
                          ::setenv(name, value.c_str(), 1);
-                         auto session = session_on(broker.socket());
+                         auto session = connect(broker.socket());
                          ACTOR_CHECK(status_of(gpu::try_devices()) == expected);
                          auto refused = gpu::Region::try_allocate(session, 1);
                          ACTOR_CHECK(status_of(refused) == expected);
@@ -161,7 +161,7 @@ TEST_CASE("a ticket takes GPU memory to another user") {
     ::setenv("SHMB_LIBCUDA", driver.c_str(), 1);
     ::setenv("FAKECUDA_NODES", nodes.path().c_str(), 1);
     ACTOR_CHECK(shmb::fault::configure("gpu=" + nodes.path()));
-    auto session = session_on(broker.socket());
+    auto session = connect(broker.socket());
     Device device;
     auto region = gpu::Region::allocate(session, 2 * kMiB);
     ACTOR_CHECK(device.fill(region.pointer(), 2 * kMiB, 0x51) == 0);
@@ -179,7 +179,7 @@ TEST_CASE("a ticket takes GPU memory to another user") {
     const auto ticket = note.hear<shmbroker::Ticket>();
     auto consumer = Child::run_as(1002, 1002, [&] {
       ::setenv("SHMB_LIBCUDA", driver.c_str(), 1);
-      auto session = session_on(broker.socket());
+      auto session = connect(broker.socket());
       Device device;
       auto region = gpu::Region::try_import(session, ticket);
       ACTOR_MUST(region);

@@ -21,7 +21,7 @@ struct Wrong {
 
 TEST_CASE("the driver's refusals of an allocation have codes and sentences of ours") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   for (const Wrong& wrong : {Wrong{"cuMemCreate:1:2", Status::out_of_memory, "cuMemCreate"},
                              Wrong{"cuMemCreate:1:800", Status::not_permitted, "800"},
                              Wrong{"cuMemCreate:1:801", Status::not_supported, "801"},
@@ -49,13 +49,13 @@ TEST_CASE("the driver's refusals of an allocation have codes and sentences of ou
     CHECK(sentence_of(made).find(wrong.says) != std::string::npos);
   }
   // A region that was refused after the device had begun ends when the device is done.
-  const bool gone = comes_true([&] { return gpu::dispatch(session).waiting == 0; });
+  const bool gone = eventually([&] { return gpu::dispatch(session).waiting == 0; });
   CHECK(gone);
 }
 
 TEST_CASE("the driver's refusals of an import have codes and sentences of ours, and the region stays whole") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
   region.publish();
   CHECK(status_of(gpu::Region::try_import(session, region.id())) == Status::ok);  // so it is proven to be memory
@@ -79,8 +79,8 @@ TEST_CASE("the driver's refusals of an import have codes and sentences of ours, 
 
 TEST_CASE("a lost device is reported to the broker, which notifies all holders of memory on it") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  auto other = session_on(broker.socket());
+  auto session = connect(broker.socket());
+  auto other = connect(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
   region.publish();
   auto imported = gpu::Region::import(other, region.ticket());
@@ -103,7 +103,7 @@ TEST_CASE("a lost device is reported to the broker, which notifies all holders o
     CHECK(status_of(gpu::Region::try_import(session, region.id())) == Status::device_lost);
   }
   for (const auto& [holder, its] : {std::pair{&session, &region}, std::pair{&other, &imported}}) {
-    const bool told = comes_true([&] {
+    const bool told = eventually([&] {
       (void)gpu::dispatch(*holder);
       return its->state() == gpu::State::device_lost;
     });
@@ -114,24 +114,24 @@ TEST_CASE("a lost device is reported to the broker, which notifies all holders o
 
 TEST_CASE("a published export that is no memory fails at each import, and nobody else pays for it") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
-  auto inside = client_tests::must(client_tests::try_open(broker.socket()));
+  auto inside = support::must(support::try_open(broker.socket()));
   const auto known = gpu::devices();
   shmb::client::GpuUuid uuid;
   std::memcpy(uuid.data(), known[0].uuid, 16);
-  client_tests::must(shmb::client::gpu_device(*inside, uuid, known[0].pci, -1, shmb::client::Deadline::after(0)));
+  support::must(shmb::client::gpu_device(*inside, uuid, known[0].pci, -1, shmb::client::Deadline::after(0)));
   const auto group = session.create_group();
   session.join(group.token);
   shmb::client::Token token;
   std::memcpy(token.bytes.data(), group.token.data(), 16);
-  client_tests::must(inside->join_group(token, 0, shmb::client::Deadline::after(0)));
+  support::must(inside->join_group(token, 0, shmb::client::Deadline::after(0)));
 
   // One importer's own shortage is no fault of the publisher's.
   {
     auto whole = gpu::Region::allocate(session, kMiB);
     const auto sound = whole.publish();
-    auto starved = session_on(broker.socket());
+    auto starved = connect(broker.socket());
     starved.join(group.token);
     const fakecuda::Injected failing("cuMemImportFromShareableHandle:1:304");
     CHECK(status_of(gpu::Region::try_import(starved, sound)) == Status::driver_failed);
@@ -144,10 +144,10 @@ TEST_CASE("a published export that is no memory fails at each import, and nobody
   junk.bytes = 2 * kMiB;
   junk.uuid = uuid;
   junk.chunks = {{keeper, share}};
-  auto made = client_tests::must(shmb::client::gpu_publish(*inside, {&junk, 1}, shmb::client::Deadline::after(0)));
+  auto made = support::must(shmb::client::gpu_publish(*inside, {&junk, 1}, shmb::client::Deadline::after(0)));
   ::close(keeper);
   ::close(share);
-  const auto id = client_tests::must(std::move(made.front())).region;
+  const auto id = support::must(std::move(made.front())).region;
   const shmbroker::RegionId there{{}, id.id, id.generation};
   auto first = gpu::Region::try_import(session, there);
   CHECK(status_of(first) == Status::bad_fd);
@@ -164,14 +164,14 @@ TEST_CASE("a published export that is no memory fails at each import, and nobody
   shmb::client::GpuPublish lie = junk;
   lie.bytes = 4 * kMiB;
   lie.chunks = {{fds[0], fds[1]}};
-  auto lied = client_tests::must(shmb::client::gpu_publish(*inside, {&lie, 1}, shmb::client::Deadline::after(0)));
+  auto lied = support::must(shmb::client::gpu_publish(*inside, {&lie, 1}, shmb::client::Deadline::after(0)));
   ::close(fds[0]);
   ::close(fds[1]);
-  const auto second = client_tests::must(std::move(lied.front())).region;
+  const auto second = support::must(std::move(lied.front())).region;
   CHECK(status_of(gpu::Region::try_import(session, shmbroker::RegionId{{}, second.id, second.generation})) ==
         Status::too_small);
   // What the driver said to one importer is not held against the region: another one may have it.
-  auto other = session_on(broker.socket());
+  auto other = connect(broker.socket());
   other.join(group.token);
   {
     auto whole = gpu::Region::allocate(session, kMiB);
@@ -181,12 +181,12 @@ TEST_CASE("a published export that is no memory fails at each import, and nobody
     CHECK(status_of(gpu::Region::try_import(other, sound)) == Status::ok);
   }
   const shmb::client::GpuRelease both[] = {{id, 1, false}, {second, 1, false}};
-  client_tests::must(shmb::client::gpu_release(*inside, both, shmb::client::Deadline::after(0)));
+  support::must(shmb::client::gpu_release(*inside, both, shmb::client::Deadline::after(0)));
 }
 
 TEST_CASE("memory that the driver does not export is not published, and is when it does") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
   {
     const fakecuda::Injected failing("cuMemExportToShareableHandle:1:801");
@@ -201,7 +201,7 @@ TEST_CASE("a device whose node the broker cannot hold open refuses the publicati
   harness::BrokerOptions options;
   options.seam = "gpu=/nowhere";  // not where this process' driver has its nodes
   const harness::BrokerFixture broker(options);
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
   auto refused = region.try_publish();
   CHECK(status_of(refused) == Status::device_not_pinned);
@@ -210,7 +210,7 @@ TEST_CASE("a device whose node the broker cannot hold open refuses the publicati
 
 TEST_CASE("operations that this device cannot do are refused before any is tried") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
   CHECK((gpu::devices()[0].flags & SHMB_GPU_DEVICE_DMA_BUF) == 0);
   CHECK(status_of(region.try_dma_buf(0, 4096)) == Status::not_supported);

@@ -75,8 +75,8 @@ struct Malloced {
 
 TEST_CASE("expandable segments of another allocator are shared where they lie, from the middle too") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  auto other = session_on(broker.socket());
+  auto session = connect(broker.socket());
+  auto other = connect(broker.socket());
   Device device;
   std::optional<Segments> segments(std::in_place, device, std::vector<std::size_t>{2 * kMiB, 2 * kMiB, 2 * kMiB},
                                    shmb::cuda::kPosixFd);
@@ -105,7 +105,7 @@ TEST_CASE("expandable segments of another allocator are shared where they lie, f
 
 TEST_CASE("memory that cannot be shared by descriptor is refused with what to do instead") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   const Segments plain(device, {2 * kMiB}, 0);
   auto refused = gpu::Region::try_adopt(session, plain.base(), kMiB);
@@ -138,8 +138,8 @@ TEST_CASE("memory that cannot be shared by descriptor is refused with what to do
 
 TEST_CASE("lent memory is freed when its last user has gone, not before") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  auto other = session_on(broker.socket());
+  auto session = connect(broker.socket());
+  auto other = connect(broker.socket());
   Device device;
   Malloced memory(device, 3 * kMiB);
   REQUIRE(device.fill(memory.pointer, 3 * kMiB, 0x77) == 0);
@@ -187,7 +187,7 @@ TEST_CASE("lent memory is freed when its last user has gone, not before") {
 
 TEST_CASE("a function that throws keeps no other memory from being freed") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   Malloced memory(device, kMiB);
   int freed = 0;
@@ -198,7 +198,7 @@ TEST_CASE("a function that throws keeps no other memory from being freed") {
     }));
   leases.clear();
   std::size_t failures = 0;
-  CHECK(comes_true([&] {
+  CHECK(eventually([&] {
     if (!gpu::try_dispatch(session)) ++failures;
     return freed == 3;
   }));
@@ -211,14 +211,14 @@ TEST_CASE("lent memory waits for users of other sessions, and is freed where the
   Device device;
   Malloced memory(device, kMiB);
   int freed = 0;
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   auto lease = gpu::Lease::lend(session, memory.pointer, kMiB, [&](gpu::Pointer) { ++freed; });
-  auto other = session_on(broker.socket());
+  auto other = connect(broker.socket());
   std::optional<gpu::Region> user = gpu::Region::import(session, lease.id());
   lease.retire();
   CHECK(freed == 0);
   broker.kill();
-  CHECK(comes_true([&] {
+  CHECK(eventually([&] {
     (void)gpu::try_dispatch(session);
     return session.info().lost != 0;
   }));
@@ -234,13 +234,13 @@ TEST_CASE("lent memory that is let go while the broker does not answer is freed 
   Device device;
   Malloced memory(device, kMiB);
   int freed = 0;
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   std::optional<gpu::Lease> lease = gpu::Lease::lend(session, memory.pointer, kMiB, [&](gpu::Pointer) { ++freed; });
   harness::stop(broker.pid());
   lease.reset();
   CHECK(freed == 0);
   REQUIRE(::kill(broker.pid(), SIGCONT) == 0);
-  CHECK(comes_true([&] {
+  CHECK(eventually([&] {
     (void)gpu::try_dispatch(session);
     return freed == 1;
   }));
@@ -252,21 +252,21 @@ TEST_CASE("a session that was disconnected still frees what it lent") {
   Malloced memory(device, kMiB);
   int freed = 0;
   {
-    auto session = session_on(broker.socket());
+    auto session = connect(broker.socket());
     std::optional<gpu::Region> user;
     auto lease = gpu::Lease::lend(session, memory.pointer, kMiB, [&](gpu::Pointer) { ++freed; });
     user = gpu::Region::import(session, lease.id());
     lease.retire();
   }
-  auto another = session_on(broker.socket());
+  auto another = connect(broker.socket());
   (void)gpu::Region::allocate(another, kMiB);
   CHECK(freed == 1);
 }
 
 TEST_CASE("tensors of torch are born in regions and published where they lie") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  auto other = session_on(broker.socket());
+  auto session = connect(broker.socket());
+  auto other = connect(broker.socket());
   Device device;
   void* const block = shmb_torch_alloc(6 * kMiB, 0, nullptr);
   REQUIRE(block != nullptr);

@@ -109,7 +109,7 @@ TEST_CASE("a handle that is released while it is pinned leaves mapping and lease
             ACTOR_CHECK(is_one_memory(worker, memory, second.pointer(), 5));
             ACTOR_MUST(other.try_attach_writable(id));
           }
-          ACTOR_CHECK(comes_true([&] { return status_of(other.try_attach(id)) == Status::not_found; }));
+          ACTOR_CHECK(eventually([&] { return status_of(other.try_attach(id)) == Status::not_found; }));
           ACTOR_CHECK(nothing_left());
           return 0;
         }).wait() == 0);

@@ -17,11 +17,11 @@ namespace {
 
 // How many sessions have leases on a region of the broker, without its publisher.
 std::uint32_t importers(const harness::BrokerFixture& broker, shmbroker::RegionId id) {
-  auto asking = client_tests::must(client_tests::try_open(broker.socket()));
+  auto asking = support::must(support::try_open(broker.socket()));
   shmb::client::Selection only;
   only.region = {id.id, id.generation, 0};
   const auto listed =
-      client_tests::must(shmb::client::list_gpu_regions(*asking, only, shmb::client::Deadline::after(60'000'000'000)));
+      support::must(shmb::client::list_gpu_regions(*asking, only, shmb::client::Deadline::after(60'000'000'000)));
   return listed.rows.empty() ? 0 : listed.rows.front().record.importers;
 }
 
@@ -97,7 +97,7 @@ TEST_CASE("a consumer that is killed leaves no reference behind") {
   CHECK(stat()->holders == 2);
   consumer.kill();
   CHECK(consumer.wait() == 128 + SIGKILL);
-  const bool gone = comes_true([&] { return stat()->holders == 1; });
+  const bool gone = eventually([&] { return stat()->holders == 1; });
   CHECK(gone);
   producer.kill();
   CHECK(producer.wait() == 128 + SIGKILL);
@@ -123,7 +123,7 @@ TEST_CASE("a writer that dies poisons its region: readers get an error, and writ
     ACTOR_CHECK(event->kind == shmbroker::EventKind::gpu_state);
     ACTOR_CHECK(event->how == SHMB_GPU_POISONED);
     ACTOR_CHECK(event->region == region->id());
-    ACTOR_CHECK(comes_true([&] {
+    ACTOR_CHECK(eventually([&] {
       (void)gpu::try_dispatch(session);
       return region->state() == gpu::State::poisoned;
     }));
@@ -173,7 +173,7 @@ TEST_CASE("kept weights outlive their loader and its group, until they are relea
   harness::BrokerOptions options;
   const harness::BrokerFixture broker(gpu_broker(options));
   CHECK(Child::run([&] {
-          auto session = session_on(broker.socket());
+          auto session = connect(broker.socket());
           auto group = session.try_create_group({.name = "loader"});
           ACTOR_MUST(group);
           ACTOR_MUST(session.try_join(group->token));
@@ -184,7 +184,7 @@ TEST_CASE("kept weights outlive their loader and its group, until they are relea
           return 0;
         }).wait() == 0);
   CHECK(Child::run([&] {
-          auto session = session_on(broker.socket());
+          auto session = connect(broker.socket());
           Device device;
           auto region = gpu::Region::try_import(session, std::string("loader/weights"));
           ACTOR_MUST(region);
@@ -273,7 +273,7 @@ TEST_CASE("lent memory: a killed user drains it, a killed owner leaves its users
     auto waiting = gpu::try_dispatch(session);
     ACTOR_CHECK(waiting && waiting->waiting == 1);
     retired.open();
-    ACTOR_CHECK(comes_true([&] {
+    ACTOR_CHECK(eventually([&] {
       (void)gpu::try_dispatch(session);
       return freed == 1;
     }));
@@ -329,7 +329,7 @@ TEST_CASE("lent memory: a killed user drains it, a killed owner leaves its users
     ACTOR_CHECK(device.all(region->pointer(), kMiB) == 0x15);
     used.open();
     ACTOR_CHECK(retired.wait());
-    ACTOR_CHECK(comes_true([&] {
+    ACTOR_CHECK(eventually([&] {
       (void)gpu::try_dispatch(session);
       return region->state() == gpu::State::retired;
     }));
@@ -351,7 +351,7 @@ TEST_CASE("lent memory: a killed user drains it, a killed owner leaves its users
     ACTOR_MUST(region);
     second.open();
     ACTOR_CHECK(dead.wait());
-    ACTOR_CHECK(comes_true([&] {
+    ACTOR_CHECK(eventually([&] {
       (void)gpu::try_dispatch(session);
       return region->state() == gpu::State::producer_dead;
     }));
@@ -423,7 +423,7 @@ TEST_CASE("a store to read-only memory ruins the context of the writing process,
           return 0;
         }).wait() == 0);
   CHECK(Child::run([&] { return read_w(meeting, 0x33); }).wait() == 0);
-  const bool given_back = comes_true([&] { return meeting.session.try_stat("w")->holders == 1; });
+  const bool given_back = eventually([&] { return meeting.session.try_stat("w")->holders == 1; });
   CHECK(given_back);
   producer.kill();
   CHECK(producer.wait() == 128 + SIGKILL);
@@ -432,7 +432,7 @@ TEST_CASE("a store to read-only memory ruins the context of the writing process,
 TEST_CASE("a process killed at a system call of publication, import or release leaves nothing in the books") {
   const harness::BrokerFixture broker(gpu_broker());
   const auto life = [&](const std::function<void()>& start) {
-    auto session = session_on(broker.socket());
+    auto session = connect(broker.socket());
     auto region = gpu::Region::allocate(session, 2 * kMiB, {.uninitialised = true});
     start();
     ACTOR_MUST(region.try_publish({.writing = true}));
@@ -462,7 +462,7 @@ TEST_CASE("a process killed at a system call of publication, import or release l
 TEST_CASE("memory that the driver does not unmap stays in the broker's books") {
   const harness::BrokerFixture broker(gpu_broker());
   const auto actor = [&]() -> int {
-    auto maker = session_on(broker.socket()), session = session_on(broker.socket());
+    auto maker = connect(broker.socket()), session = connect(broker.socket());
     Device device;
     auto region = gpu::Region::allocate(maker, kMiB);
     const auto id = region.publish();
@@ -474,7 +474,7 @@ TEST_CASE("memory that the driver does not unmap stays in the broker's books") {
       ACTOR_CHECK(sleeper.pointer() != 0);  // as it was
       ACTOR_CHECK(device.all(sleeper.pointer(), kMiB) == 0);
     }
-    ACTOR_CHECK(comes_true([&] { return importers(broker, id) == 0; }));
+    ACTOR_CHECK(eventually([&] { return importers(broker, id) == 0; }));
     {
       auto imported = gpu::Region::import(session, region.ticket());
       const fakecuda::Injected failing("cuMemUnmap:1:1");
@@ -483,7 +483,7 @@ TEST_CASE("memory that the driver does not unmap stays in the broker's books") {
     (void)session.create(4096);  // what was sent before has arrived
     ACTOR_CHECK(importers(broker, id) == 1);
     // An import that fails in the middle unmaps before it gives the reference back.
-    auto third = session_on(broker.socket());
+    auto third = connect(broker.socket());
     {
       const fakecuda::Injected failing("cuMemSetAccess:1:2,cuMemUnmap:1:1");
       ACTOR_CHECK(status_of(gpu::Region::try_import(third, region.ticket())) == Status::out_of_memory);

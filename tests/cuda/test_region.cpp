@@ -20,7 +20,7 @@ struct NothingLeft {
     CHECK(after.left() == before.left());
     CHECK(after.fds == before.fds);
     CHECK(after.violations == before.violations);
-    const bool freed = comes_true([&] { return fakecuda::Fake::use().bytes_in_use(0) == bytes; });  // the broker's too
+    const bool freed = eventually([&] { return fakecuda::Fake::use().bytes_in_use(0) == bytes; });  // the broker's too
     CHECK(freed);
   }
 };
@@ -45,7 +45,7 @@ int access_of(const Device& device, gpu::Pointer pointer) {
 TEST_CASE("an allocated region is zeroed, rounded and gone with its handle") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   auto region = gpu::Region::allocate(session, 3 * kMiB);
   Device device;
   CHECK(device.all(region.pointer(), 3 * kMiB) == 0);
@@ -73,8 +73,8 @@ TEST_CASE("an allocated region is zeroed, rounded and gone with its handle") {
 TEST_CASE("a published region is imported by name, identity and ticket, with its tensors") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  auto other = session_on(broker.socket());
+  auto session = connect(broker.socket());
+  auto other = connect(broker.socket());
   const auto group = session.create_group();
   session.join(group.token);
   other.join(group.token);
@@ -120,25 +120,25 @@ TEST_CASE("a region outlives the session that published it while another one has
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
   Device device;
-  auto other = session_on(broker.socket());
+  auto other = connect(broker.socket());
   std::optional<gpu::Region> imported;
   {
-    auto session = session_on(broker.socket());
+    auto session = connect(broker.socket());
     auto region = gpu::Region::allocate(session, 2 * kMiB);
     REQUIRE(device.fill(region.pointer(), 2 * kMiB, 7) == 0);
     region.publish();
     imported = gpu::Region::import(other, region.ticket());
   }
   CHECK(device.all(imported->pointer(), 2 * kMiB) == 7);
-  CHECK(comes_true([&] { return gpu::dispatch(other).freed == 0; }));
+  CHECK(eventually([&] { return gpu::dispatch(other).freed == 0; }));
   CHECK(imported->state() == gpu::State::ok);
 }
 
 TEST_CASE("a region that is still written says so until `written`") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  auto other = session_on(broker.socket());
+  auto session = connect(broker.socket());
+  auto other = connect(broker.socket());
   Device device;
   auto one = gpu::Region::allocate(session, 2 * kMiB);
   CHECK(status_of(one.try_written()) == Status::invalid);  // not published
@@ -171,7 +171,7 @@ TEST_CASE("a region that is still written says so until `written`") {
 TEST_CASE("the publisher's own mapping is left alone, unless the caller asks for its end") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   const auto changes = [] { return fakecuda::Fake::use().calls("cuMemSetAccess"); };
   auto left = gpu::Region::allocate(session, 2 * kMiB), written = gpu::Region::allocate(session, 2 * kMiB);
@@ -207,7 +207,7 @@ TEST_CASE("the publisher's own mapping is left alone, unless the caller asks for
 TEST_CASE("a name is taken over only where that was asked for, and the generation tells") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   gpu::PublishOptions options;
   options.name = "model";
   auto first = gpu::Region::allocate(session, kMiB);
@@ -232,7 +232,7 @@ TEST_CASE("a name is taken over only where that was asked for, and the generatio
 TEST_CASE("100 regions are published and imported in few requests, and a bad one among them fails alone") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   constexpr std::size_t kRegions = 100;
   std::vector<gpu::Region> regions;
@@ -275,8 +275,8 @@ TEST_CASE("100 regions are published and imported in few requests, and a bad one
 TEST_CASE("a region of more chunks than one packet carries comes whole") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  auto other = session_on(broker.socket());
+  auto session = connect(broker.socket());
+  auto other = connect(broker.socket());
   Device device(1);
   gpu::AllocateOptions options;
   options.device = 1;
@@ -298,7 +298,7 @@ TEST_CASE("a region of more chunks than one packet carries comes whole") {
 TEST_CASE("a sleeping region keeps its address and its contents") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   auto region = gpu::Region::allocate(session, 4 * kMiB);
   REQUIRE(device.fill(region.pointer(), 4 * kMiB, 9) == 0);
@@ -350,7 +350,7 @@ TEST_CASE("a sleeping region keeps its address and its contents") {
 TEST_CASE("a DLPack tensor keeps its memory mapped after the handle has gone") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   std::optional<gpu::Region> region = gpu::Region::allocate(session, 2 * kMiB);
   REQUIRE(device.fill(region->pointer(), 2 * kMiB, 0x11) == 0);
@@ -392,7 +392,7 @@ TEST_CASE("a DLPack tensor keeps its memory mapped after the handle has gone") {
 TEST_CASE("the import waits for a name that comes later, and not for ever") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   const auto group = session.create_group();
   session.join(group.token);
   gpu::ImportOptions options;
@@ -413,7 +413,7 @@ TEST_CASE("the import waits for a name that comes later, and not for ever") {
 TEST_CASE("a full device refuses with what it has, and a retry gets what others free") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   std::optional<gpu::Region> most = gpu::Region::allocate(session, 200 * kMiB, {.uninitialised = true});
   auto refused = gpu::Region::try_allocate(session, 100 * kMiB, {.uninitialised = true});
   CHECK(status_of(refused) == Status::out_of_memory);
@@ -433,7 +433,7 @@ TEST_CASE("a full device refuses with what it has, and a retry gets what others 
 TEST_CASE("a failure at any call of the driver leaves nothing behind, and the next attempt succeeds") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   auto published = gpu::Region::allocate(session, 4 * kMiB);
   published.publish();
   const fakecuda::Audit before = fakecuda::Fake::use().audit();
@@ -493,8 +493,8 @@ struct Footprint {
 TEST_CASE("1,000 cycles leave no descriptor, mapping or memory behind") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  auto other = session_on(broker.socket());
+  auto session = connect(broker.socket());
+  auto other = connect(broker.socket());
   std::size_t descriptors = 0;
   fakecuda::Audit early;
   Footprint mine, its;
@@ -512,17 +512,17 @@ TEST_CASE("1,000 cycles leave no descriptor, mapping or memory behind") {
   }
   const fakecuda::Audit late = fakecuda::Fake::use().audit();
   CHECK(late.left() <= early.left());
-  const bool flat = comes_true([&] { return broker.descriptors() <= descriptors; });
+  const bool flat = eventually([&] { return broker.descriptors() <= descriptors; });
   CHECK(flat);
   CHECK(Footprint::of(::getpid()).like(mine));
-  const bool steady = comes_true([&] { return Footprint::of(broker.pid()).like(its); });
+  const bool steady = eventually([&] { return Footprint::of(broker.pid()).like(its); });
   CHECK(steady);
 }
 
 TEST_CASE("a region is imported for several devices at once, all with the same right") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket()), other = session_on(broker.socket());
+  auto session = connect(broker.socket()), other = connect(broker.socket());
   Device device, second(1);
   auto region = gpu::Region::allocate(session, kMiB);
   REQUIRE(device.fill(region.pointer(), kMiB, 0x2b) == 0);
@@ -557,7 +557,7 @@ TEST_CASE("without a broker a region may be used alone and not published; with o
     CHECK(region.access() == gpu::Access::read_write);
   }
   harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   auto region = gpu::Region::allocate(session, kMiB);
   REQUIRE(device.fill(region.pointer(), kMiB, 8) == 0);
   region.publish();
@@ -571,7 +571,7 @@ TEST_CASE("without a broker a region may be used alone and not published; with o
 TEST_CASE("bad options are refused before anything happens") {
   const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   shmb_gpu_region* raw = nullptr;
   shmb_error error;
   shmb_gpu_allocate_options allocate{};

@@ -24,7 +24,7 @@ unsigned long long rights_at(const Device& device, gpu::Pointer at) {
 
 TEST_CASE("a publication whose answer was too late says so, and can be made again") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket()), peer = session_on(broker.socket());
+  auto session = connect(broker.socket()), peer = connect(broker.socket());
   const auto group = session.create_group();
   session.join(group.token);
   peer.join(group.token);
@@ -46,14 +46,14 @@ TEST_CASE("a publication whose answer was too late says so, and can be made agai
   auto read = gpu::Region::try_import(peer, std::string("late"), patient);
   REQUIRE(read);
   CHECK(device.all(read->pointer(), kMiB) == 0x33);
-  const bool again = comes_true([&] { return status_of(region.try_publish({.name = "late"})) == Status::ok; });
+  const bool again = eventually([&] { return status_of(region.try_publish({.name = "late"})) == Status::ok; });
   CHECK(again);
   region.release(true);
 }
 
 TEST_CASE("`written` whose answer was too late can be said again") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   auto region = gpu::Region::allocate(session, kMiB);
   region.publish({.name = "w", .writing = true, .close_own = true});
@@ -72,7 +72,7 @@ TEST_CASE("`written` whose answer was too late can be said again") {
 
 TEST_CASE("a pin whose answer came too late does not delay a later publish") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   auto region = session.create(kMiB);
   {
     const harness::Stopped stopped(broker.pid());
@@ -84,7 +84,7 @@ TEST_CASE("a pin whose answer came too late does not delay a later publish") {
 
 TEST_CASE("a pin waits for no other thread's pin of another region, and for one of the same until its deadline") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   auto first = session.create(kMiB), second = session.create(kMiB);
   const harness::Stopped stopped(broker.pid());
   std::atomic<bool> waits = false, pinned = false;
@@ -94,7 +94,7 @@ TEST_CASE("a pin waits for no other thread's pin of another region, and for one 
     CHECK(status_of(pin) == Status::ok);
     pinned = true;
   });
-  CHECK(comes_true([&] { return waits.load(); }));
+  CHECK(eventually([&] { return waits.load(); }));
   CHECK(status_of(gpu::PinnedHost::try_pin(second, kShortPatience)) == Status::deadline);
   const auto same = gpu::PinnedHost::try_pin(first, kShortPatience);
   CHECK((status_of(same) == Status::busy || status_of(same) == Status::deadline));  // who came first
@@ -108,7 +108,7 @@ TEST_CASE("a pin waits for no other thread's pin of another region, and for one 
 
 TEST_CASE("memory that this process is just lending is found by its own imports") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   auto scope = device.hold->enter_primary();
   REQUIRE(scope);
@@ -134,20 +134,20 @@ TEST_CASE("memory that this process is just lending is found by its own imports"
     leases.push_back(std::move(*lease));
     if (i % 10 != 9) continue;
     const int before = found;
-    CHECK(comes_true([&] { return found > before; }));
+    CHECK(eventually([&] { return found > before; }));
   }
   over = true;
   importer.join();
   CHECK(refused == Status::ok);
   leases.clear();
-  const bool freed = comes_true([&] { return gpu::dispatch(session).waiting == 0; });
+  const bool freed = eventually([&] { return gpu::dispatch(session).waiting == 0; });
   CHECK(freed);
   CHECK((*device.driver)->mem_free(plain) == 0);
 }
 
 TEST_CASE("a free that finds no memory itself can free what is to be freed behind it") {
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   auto scope = device.hold->enter_primary();
   REQUIRE(scope);
@@ -166,7 +166,7 @@ TEST_CASE("a free that finds no memory itself can free what is to be freed behin
     first.reset();
     second.reset();
   }
-  CHECK(comes_true([&] {
+  CHECK(eventually([&] {
     (void)gpu::dispatch(session);
     return freed == 2;
   }));

@@ -39,13 +39,13 @@ TEST_CASE("a share that one holder spoils costs later importers; keeper, books a
   const harness::BrokerFixture broker(gpu_broker());
   const std::size_t before = fakecuda::Fake::use().bytes_in_use();
   Device device;
-  auto publisher = session_on(broker.socket()), early = session_on(broker.socket()), late = session_on(broker.socket());
+  auto publisher = connect(broker.socket()), early = connect(broker.socket()), late = connect(broker.socket());
   const auto group = publisher.create_group();
   for (auto* one : {&publisher, &early, &late}) one->join(group.token);
-  auto spoiler = client_tests::must(client_tests::try_open(broker.socket()));
+  auto spoiler = support::must(support::try_open(broker.socket()));
   shmb::client::Token token;
   std::memcpy(token.bytes.data(), group.token.data(), token.bytes.size());
-  client_tests::must(spoiler->join_group(token, 0, shmb::client::Deadline::after(0)));
+  support::must(spoiler->join_group(token, 0, shmb::client::Deadline::after(0)));
 
   auto region = gpu::Region::allocate(publisher, 4 * kMiB);
   REQUIRE(device.fill(region.pointer(), 4 * kMiB, 0x51) == 0);
@@ -57,12 +57,12 @@ TEST_CASE("a share that one holder spoils costs later importers; keeper, books a
     wish.by = SHMBW_ATTACH_BY_ID;
     wish.region = {id.id, id.generation, 0};
     wish.rights = SHMBW_RIGHT_MAP_READ;
-    auto opened = client_tests::must(shmb::client::gpu_open(*spoiler, {&wish, 1}, shmb::client::Deadline::after(0)));
-    const auto got = client_tests::must(std::move(opened.front()));
+    auto opened = support::must(shmb::client::gpu_open(*spoiler, {&wish, 1}, shmb::client::Deadline::after(0)));
+    const auto got = support::must(std::move(opened.front()));
     REQUIRE(got.shares.size() == 1);
     fakecuda::Fake::use().call<void(int)>("fakecuda_spoil")(got.shares.front().get());
     const shmb::client::GpuRelease back{got.region, 1, false};
-    client_tests::must(shmb::client::gpu_release(*spoiler, {&back, 1}, shmb::client::Deadline::after(0)));
+    support::must(shmb::client::gpu_release(*spoiler, {&back, 1}, shmb::client::Deadline::after(0)));
   }
   // In the broker the share is spoilt, the keeper is not.
   const auto kept = positions_of_memory(broker.pid());
@@ -82,7 +82,7 @@ TEST_CASE("a share that one holder spoils costs later importers; keeper, books a
   shmb::client::Selection only;
   only.region = {id.id, id.generation, 0};
   const auto rows =
-      client_tests::must(shmb::client::list_gpu_regions(*spoiler, only, shmb::client::Deadline::after(0))).rows;
+      support::must(shmb::client::list_gpu_regions(*spoiler, only, shmb::client::Deadline::after(0))).rows;
   REQUIRE(rows.size() == 1);
   CHECK(rows.front().record.state == SHMBW_GPU_STATE_OK);
 
@@ -95,7 +95,7 @@ TEST_CASE("a share that one holder spoils costs later importers; keeper, books a
   }
   again.release(true);  // and its name
   for (auto* one : {&region, &mapped, &asleep}) one->release();
-  const bool freed = comes_true([&] { return fakecuda::Fake::use().bytes_in_use() == before; });
+  const bool freed = eventually([&] { return fakecuda::Fake::use().bytes_in_use() == before; });
   CHECK(freed);
 }
 

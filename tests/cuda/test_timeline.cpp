@@ -504,7 +504,7 @@ TEST_CASE("lent memory that waits to be freed holds up no signal, though freeing
     ACTOR_MUST(ready.try_wait_host(1, 0, kLong));
     ACTOR_CHECK(freed == 0);
     signalled.open();
-    ACTOR_CHECK(comes_true([&] {
+    ACTOR_CHECK(eventually([&] {
       (void)gpu::try_dispatch(session);
       return freed == 1;
     }));

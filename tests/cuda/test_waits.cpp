@@ -57,7 +57,7 @@ struct WaitsStage {
   WaitsStage() { REQUIRE(scope); }
   const WaitsLeaveNothing guard;
   const harness::BrokerFixture broker{gpu_broker()};
-  shmbroker::Session session = session_on(broker.socket());
+  shmbroker::Session session = connect(broker.socket());
   Device device;
   shmb::Result<shmb::cuda::ContextHold::Scope> scope = device.hold->enter_primary();
 };
@@ -113,8 +113,8 @@ TEST_CASE("law 11: a wait for a busy device gives up, keeps what it has, and may
 TEST_CASE("law 11: a region released under a device that works goes when that is through, and is counted until then") {
   const WaitsLeaveNothing guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  auto inside = client_tests::must(client_tests::try_open(broker.socket()));
+  auto session = connect(broker.socket());
+  auto inside = support::must(support::try_open(broker.socket()));
   Device device;
   auto scope = device.hold->enter_primary();
   REQUIRE(scope);
@@ -125,8 +125,7 @@ TEST_CASE("law 11: a region released under a device that works goes when that is
   only.region = {id.id, id.generation};
   const gpu::Pointer at = region.pointer();
   const auto at_the_broker = [&] {
-    return client_tests::must(shmb::client::list_gpu_regions(*inside, only, shmb::client::Deadline::after(0)))
-        .rows.size();
+    return support::must(shmb::client::list_gpu_regions(*inside, only, shmb::client::Deadline::after(0))).rows.size();
   };
   HeldStream held(device);
   const auto released = region.try_release(false, kSoon);
@@ -136,11 +135,11 @@ TEST_CASE("law 11: a region released under a device that works goes when that is
   CHECK(device.all(at, kMiB) == 0);  // a kernel may go on with it
   CHECK(at_the_broker() == 1);
   held.let_go();
-  const bool ended = comes_true([&] { return dispatched(session).second == 0; });
+  const bool ended = eventually([&] { return dispatched(session).second == 0; });
   CHECK(ended);
-  const bool forgotten = comes_true([&] { return at_the_broker() == 0; });
+  const bool forgotten = eventually([&] { return at_the_broker() == 0; });
   CHECK(forgotten);
-  const bool freed = comes_true([&] { return fakecuda::Fake::use().bytes_in_use() == empty; });
+  const bool freed = eventually([&] { return fakecuda::Fake::use().bytes_in_use() == empty; });
   CHECK(freed);
 }
 
@@ -157,7 +156,7 @@ TEST_CASE("law 11: a busy device does not block torch, and an allocation without
   CHECK(fakecuda::Fake::use().bytes_in_use() >= std::size_t{kMost});
   const long before = fakecuda::Fake::use().calls("cuMemCreate");
   std::thread later([&] {
-    (void)comes_true([&] { return fakecuda::Fake::use().calls("cuMemCreate") > before + 1; });  // it was refused once
+    (void)eventually([&] { return fakecuda::Fake::use().calls("cuMemCreate") > before + 1; });  // it was refused once
     held.let_go();
   });
   void* const again = shmb_torch_alloc(kMost, 0, nullptr);
@@ -166,15 +165,15 @@ TEST_CASE("law 11: a busy device does not block torch, and an allocation without
   shmb_torch_free(again, kMost, 0, nullptr);
   // Where the device was not quick enough to say that it is idle.
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
-  const bool gone = comes_true([&] { return dispatched(session).second == 0; });
+  auto session = connect(broker.socket());
+  const bool gone = eventually([&] { return dispatched(session).second == 0; });
   CHECK(gone);
 }
 
 TEST_CASE("law 11: work in a context of the caller's own is asked for only where that is current") {
   const WaitsLeaveNothing guard;
   const harness::BrokerFixture broker(gpu_broker());
-  auto session = session_on(broker.socket());
+  auto session = connect(broker.socket());
   Device device;
   const auto& cu = *device.driver;
   shmb::cuda::Context own = nullptr;
@@ -186,7 +185,7 @@ TEST_CASE("law 11: work in a context of the caller's own is asked for only where
     held.let_go();
     std::thread elsewhere([&] { CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(0, 1)); });
     elsewhere.join();
-    const bool ended = comes_true([&] { return dispatched(session).second == 0; });
+    const bool ended = eventually([&] { return dispatched(session).second == 0; });
     CHECK(ended);
   }
   CHECK(cu->context_destroy(own) == 0);
@@ -199,7 +198,7 @@ TEST_CASE("law 11: another thread's wait for the device delays no call beyond it
   HeldStream held(device);
   const long before = fakecuda::Fake::use().calls("cuEventQuery");
   std::thread sleeper([&] { CHECK(status_of(region.try_sleep()) == Status::ok); });
-  CHECK(comes_true([&] { return fakecuda::Fake::use().calls("cuEventQuery") > before; }));
+  CHECK(eventually([&] { return fakecuda::Fake::use().calls("cuEventQuery") > before; }));
   const auto refused = region.try_sleep(kSoon);
   CHECK(status_of(refused) == Status::busy);
   CHECK(sentence_of(refused).contains("another thread"));
@@ -224,7 +223,7 @@ TEST_CASE("law 11: where the driver has no memory for the question, nothing is u
   CHECK(device.all(at, kMiB) == 0);  // a kernel may go on with it
   CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(0, 1));
   held.let_go();
-  const bool ended = comes_true([&] { return dispatched(session).second == 0; });
+  const bool ended = eventually([&] { return dispatched(session).second == 0; });
   CHECK(ended);
 }
 

@@ -13,8 +13,8 @@
 
 #include "base/sys_process.hpp"
 #include "daemon/transport/engine.hpp"
-#include "tests/daemon/allocations.hpp"
-#include "tests/daemon/room.hpp"
+#include "tests/daemon/books/allocations.hpp"
+#include "tests/daemon/books/room.hpp"
 #include "tests/harness/injected.hpp"
 
 using namespace shmb;

@@ -9,8 +9,8 @@
 #include <memory>
 
 #include "base/kernel.hpp"
-#include "tests/daemon/allocations.hpp"
-#include "tests/daemon/room.hpp"
+#include "tests/daemon/books/allocations.hpp"
+#include "tests/daemon/books/room.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/injected.hpp"
 #include "tests/harness/skip.hpp"

@@ -64,7 +64,7 @@ def main():
     # The fields of the tables, and what each means, in the words of the table that the code has.
     field = r'\{"([a-z-]+)",\s*"[A-Z ]+",\s*"([^"]+)",\s*FieldKind::\w+,\s*(true|false)'
     described = r"^\*([a-z-]+)\*\n\t(.+)$"
-    for source, section in (("tools/host_view.cpp", "OBJECTS OF THE HOST"), ("tools/cmd_map.cpp", "MAP")):
+    for source, section in (("tools/host_view.cpp", "OBJECTS OF THE HOST"), ("tools/verbs/map.cpp", "MAP")):
         known = {(name, f"{text[0].upper()}{text[1:]}.{' By default.' if default == 'true' else ''}")
                  for name, text, default in re.findall(field, (root / source).read_text())}
         if not known:

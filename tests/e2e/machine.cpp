@@ -2,8 +2,6 @@
 // See machine.hpp.
 #include "tests/e2e/machine.hpp"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -11,22 +9,12 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <memory>
 #include <sstream>
 
 #include "tests/harness/child.hpp"
 
 namespace e2e {
 namespace {
-
-std::vector<int> numbers_in(const std::string& path) {
-  std::vector<int> found;
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(path.c_str()), [](DIR* open) { return ::closedir(open); });
-  if (!folder) return found;
-  while (const dirent* entry = ::readdir(folder.get()))
-    if (entry->d_name[0] >= '0' && entry->d_name[0] <= '9') found.push_back(std::atoi(entry->d_name));
-  return found;
-}
 
 // After "(name) " of /proc/PID/stat: state and parent.
 bool state_of(pid_t pid, char& state, pid_t& parent) {
@@ -38,17 +26,6 @@ bool state_of(pid_t pid, char& state, pid_t& parent) {
 }
 
 }  // namespace
-
-std::string contents(const std::string& path) {
-  // Not by a stream: those throw when a process ends while its file is read (ESRCH).
-  std::string text;
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  char buffer[4096];
-  for (ssize_t size; fd >= 0 && (size = ::read(fd, buffer, sizeof buffer)) > 0;)
-    text.append(buffer, static_cast<std::size_t>(size));
-  if (fd >= 0) ::close(fd);
-  return text;
-}
 
 Resident resident(const void* address) {
   Resident found;
@@ -78,8 +55,6 @@ std::uint64_t shmem_bytes() {
   }
   return 0;
 }
-
-std::size_t open_descriptors() { return numbers_in("/proc/self/fd").size() - 1; }
 
 void limit_descriptors(std::size_t most) {
   const rlimit limit{most, most};
@@ -112,7 +87,7 @@ bool process_lives(pid_t pid) {
   return state_of(pid, state, parent) && state != 'Z' && state != 'X';
 }
 
-std::vector<pid_t> all_processes() { return numbers_in("/proc"); }
+std::vector<pid_t> all_processes() { return harness::numbers_in("/proc"); }
 
 std::vector<pid_t> processes_with(const std::string& argument) {
   std::vector<pid_t> found;

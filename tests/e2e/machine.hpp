@@ -10,9 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "tests/harness/proc.hpp"
+
 namespace e2e {
 
-std::string contents(const std::string& path);
+using harness::contents;
+using harness::open_descriptors;
 
 // Of the mapping that begins at `address` in this process: KiB lines of /proc/self/smaps, as bytes.
 struct Resident {
@@ -22,7 +25,6 @@ Resident resident(const void* address);
 
 std::uint64_t shmem_bytes();  // /proc/meminfo Shmem
 
-std::size_t open_descriptors();
 void limit_descriptors(std::size_t most);
 
 // Namespaces of their own. Each is entered for good by the calling process: for actors. False: not allowed here.

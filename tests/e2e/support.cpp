@@ -67,14 +67,6 @@ bool all_zero(std::span<const std::byte> bytes) {
          (bytes[0] == std::byte{0} && std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
 }
 
-bool eventually(const std::function<bool()>& condition, int milliseconds) {
-  for (int waited = 0;; waited += 5) {
-    if (condition()) return true;
-    if (waited >= milliseconds) return false;
-    ::usleep(5000);
-  }
-}
-
 World::Version World::version_of(const std::string& text) {
   Version version;
   if (!text.empty()) std::sscanf(text.c_str(), "%d.%d", &version.major, &version.minor);
@@ -100,14 +92,6 @@ void in_every_world(const std::function<void(World&)>& body, bool system) {
     World world(options);
     body(world);
   }
-}
-
-Session connect(const std::string& socket, const std::string& program) {
-  shmbroker::ConnectOptions options;
-  options.socket = socket;
-  options.program = program;
-  options.join_group = false;
-  return Session::connect(options);
 }
 
 }  // namespace e2e

@@ -20,6 +20,9 @@
 #include "tests/harness/child.hpp"
 #include "tests/harness/injected.hpp"
 #include "tests/harness/skip.hpp"
+#include "tests/support/face.hpp"
+#include "tests/support/shared.hpp"
+#include "tests/support/until.hpp"
 
 namespace e2e {
 
@@ -35,6 +38,11 @@ using shmbroker::Session;
 using shmbroker::Status;
 using shmbroker::Ticket;
 using shmbroker::Timeout;
+using support::connect;
+using support::eventually;
+using support::sentence_of;
+using support::Shared;
+using support::status_of;
 
 inline constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
@@ -48,48 +56,15 @@ inline constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
       ::e2e::failed(__FILE__, __LINE__, #result " is " + ::e2e::name_of(outcome_)); \
   } while (false)
 
-template <class T>
-Status status_of(const shmbroker::Result<T>& result) {
-  return result ? Status::ok : result.error().status();
-}
 std::string name_of(Status status);
-// "" for a value.
-template <class T>
-std::string sentence(const shmbroker::Result<T>& result) {
-  return result ? std::string() : result.error().what();
-}
-
 // A forked process that runs `body` and ends with 0, or with 1 when it threw.
 Child actor(const std::function<void()>& body);
 Child actor_as(unsigned uid, const std::function<void()>& body);
-
-// One T that processes forked later see too.
-template <class T>
-class Shared {
-  static_assert(std::is_trivially_copyable_v<T>);
-
- public:
-  Shared() {
-    void* at = ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) std::abort();
-    value_ = new (at) T();
-  }
-  Shared(const Shared&) = delete;
-  Shared& operator=(const Shared&) = delete;
-  ~Shared() { ::munmap(value_, sizeof(T)); }
-  T* operator->() const { return value_; }
-  T& operator*() const { return *value_; }
-
- private:
-  T* value_;
-};
 
 // Bytes that depend on their place and on `seed`: nothing moved, doubled or left out goes unnoticed.
 void fill(std::span<std::byte> bytes, std::uint64_t seed);
 bool holds(std::span<const std::byte> bytes, std::uint64_t seed);
 bool all_zero(std::span<const std::byte> bytes);
-
-bool eventually(const std::function<bool()>& condition, int milliseconds = 20'000);
 
 // A broker of one engine on one pretended kernel; this process and those it forks pretend the same.
 class World {
@@ -112,7 +87,5 @@ class World {
 };
 // Runs `body` with each World that the project promises.
 void in_every_world(const std::function<void(World&)>& body, bool system = false);
-
-Session connect(const std::string& socket, const std::string& program = {});
 
 }  // namespace e2e

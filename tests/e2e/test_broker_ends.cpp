@@ -28,7 +28,7 @@ void outlive(const Session& session, Region& written, const shmbroker::ReadOnlyR
   NEED_STATUS(session.try_ping(), session_lost);
   const auto refused = session.try_create(4096);
   NEED_STATUS(refused, session_lost);
-  NEED(!sentence(refused).empty());
+  NEED(!sentence_of(refused).empty());
   NEED_STATUS(session.try_attach(read.id()), session_lost);
   NEED_STATUS(written.try_ticket(), session_lost);
   NEED(holds(written.bytes(), 1));
@@ -90,7 +90,7 @@ TEST_CASE("SIGTERM of the broker: it ends with 0, takes its sockets away, and cl
       outlive(session, region, read);
       const auto refused = Session::try_connect({.socket = world.socket()});
       NEED_STATUS(refused, no_broker);
-      NEED(sentence(refused).find(world.socket()) != std::string::npos);
+      NEED(sentence_of(refused).find(world.socket()) != std::string::npos);
     });
     REQUIRE(ready.wait());
     CHECK(world.broker().stop() == 0);

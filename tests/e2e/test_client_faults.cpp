@@ -232,8 +232,8 @@ bool trial(World& world, harness::RawClient& admin, const Operation& operation, 
     reached = shmb::fault::count(failure.call) >= nth;
     if (!result) {
       failed = true;
-      NEED(!sentence(result).empty());
-      NEED(sentence(result) != shmb_status_text(static_cast<int>(result.error().status())));
+      NEED(!sentence_of(result).empty());
+      NEED(sentence_of(result) != shmb_status_text(static_cast<int>(result.error().status())));
     }
   }
   if (!reached) {

@@ -36,7 +36,7 @@ TEST_CASE("a group that ends while creates are in service refuses or serves each
             for (auto& region : *regions) {
               if (!region) {
                 NEED_STATUS(region, group_ended);
-                NEED(!sentence(region).empty());
+                NEED(!sentence_of(region).empty());
                 ++facts->refused;
                 i = 50;
               } else {

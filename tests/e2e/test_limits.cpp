@@ -69,7 +69,7 @@ TEST_CASE("a full descriptor table in the client is a sentence, and the same cal
       NEED(errno == EMFILE);
       const auto created = session.try_create(4096);
       NEED_STATUS(created, no_descriptors);
-      NEED(!sentence(created).empty());
+      NEED(!sentence_of(created).empty());
       NEED_STATUS(session.try_attach(held.id()), no_descriptors);
       NEED_STATUS(Session::try_connect({.socket = world.socket()}), no_descriptors);
       NEED_STATUS(session.try_ping(), ok);
@@ -125,7 +125,7 @@ TEST_CASE("too little address space is a sentence and leaves no lease; smaller r
       NEED(!refused);
       NEED(refused.error().status() == Status::system || refused.error().status() == Status::no_memory);
       NEED(refused.error().system_errno() == ENOMEM);
-      NEED(!sentence(refused).empty());
+      NEED(!sentence_of(refused).empty());
       Region small = session.create(8 * MiB);
       fill(small.bytes(), 1);
       NEED(holds(small.bytes(), 1));
@@ -192,7 +192,7 @@ TEST_CASE(
       const Session session = world.connect();
       const auto refused = session.try_create(256 * MiB);
       NEED_STATUS(refused, no_memory);
-      NEED(sentence(refused).find(group.path()) != std::string::npos);
+      NEED(sentence_of(refused).find(group.path()) != std::string::npos);
       NEED(refused.error().detail().scope == SHMB_SCOPE_CGROUP);
       NEED(refused.error().detail().limit == 96 * MiB);
       NEED(refused.error().detail().asked == 256 * MiB);

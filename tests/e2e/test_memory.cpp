@@ -149,7 +149,7 @@ TEST_CASE("2 GiB of regions made and dropped, by release, by exit and by SIGKILL
   for (int attempt = 0; attempt < 3 && !back; ++attempt) {
     const std::uint64_t before = shmem_bytes(), most = make_and_drop();
     CHECK(most >= before + 100 * MiB);
-    back = eventually([&] { return shmem_bytes() <= before + 8 * MiB; }, 10'000);
+    back = eventually([&] { return shmem_bytes() <= before + 8 * MiB; });
     MESSAGE("shared memory of the host: " << before / MiB << " MiB before, " << most / MiB << " at most, "
                                           << shmem_bytes() / MiB << " after");
   }

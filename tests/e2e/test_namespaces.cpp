@@ -212,7 +212,7 @@ TEST_CASE("a broker without /proc shares for writing, refuses to share read-only
       NEED(holds(session.attach_writable(outside.region()).bytes(), 1));
       const auto refused = session.try_attach(outside.region());
       NEED_STATUS(refused, unsupported);
-      if (sentence(refused).find("/proc") == std::string::npos) failed(__FILE__, __LINE__, sentence(refused));
+      if (sentence_of(refused).find("/proc") == std::string::npos) failed(__FILE__, __LINE__, sentence_of(refused));
       NEED_STATUS(session.try_ping(), ok);
     }
     die_and_leave_nothing(world, outside);

@@ -32,7 +32,7 @@ bool has(const std::string& text, const std::string& part) {
 void refused_with(const std::vector<std::string>& parts) {
   const auto refused = Session::try_connect();
   NEED_STATUS(refused, no_broker);
-  for (const std::string& part : parts) NEED(has(sentence(refused), part));
+  for (const std::string& part : parts) NEED(has(sentence_of(refused), part));
   const Session local = Session::connect({.local_ok = true});
   NEED(local.local());
   for (const std::string& part : parts) NEED(has(local.info().how, part));
@@ -74,17 +74,17 @@ TEST_CASE("a socket path without a broker is an error, and no other broker is tr
     const std::string missing = own.runtime_directory() + "/nobody";
     const auto refused = Session::try_connect({.socket = missing});
     NEED_STATUS(refused, no_broker);
-    NEED(has(sentence(refused), missing));
-    NEED(has(sentence(refused), "no other broker is tried"));
+    NEED(has(sentence_of(refused), missing));
+    NEED(has(sentence_of(refused), "no other broker is tried"));
     ::setenv("SHMBROKER_SOCKET", missing.c_str(), 1);
-    NEED(has(sentence(Session::try_connect()), "SHMBROKER_SOCKET"));
+    NEED(has(sentence_of(Session::try_connect()), "SHMBROKER_SOCKET"));
     std::ofstream(missing) << "a file";
     NEED_STATUS(Session::try_connect(), no_broker);
     NEED(contents(missing) == "a file");
     const std::string endless = own.runtime_directory() + "/" + std::string(100, 'x');
     const auto longer = Session::try_connect({.socket = endless});
     NEED_STATUS(longer, no_broker);
-    NEED(has(sentence(longer), "107 bytes"));
+    NEED(has(sentence_of(longer), "107 bytes"));
     NEED(own.pid() < 0);
   });
   CHECK(client.wait() == 0);
@@ -110,7 +110,7 @@ TEST_CASE("a stale socket and the lock of a dead broker are taken over") {
     leave_stale_socket(own.socket());
     leave_stale_socket(own.directory() + "/admin");
     std::ofstream(own.directory() + "/broker.lock") << "1\n";
-    NEED(has(sentence(Session::try_connect({.start = false})), own.socket()));
+    NEED(has(sentence_of(Session::try_connect({.start = false})), own.socket()));
     const Session session = Session::connect();
     NEED(session.info().started_by_us == 1);
     NEED_STATUS(session.try_create(4096), ok);
@@ -203,7 +203,7 @@ TEST_CASE("a broker of another user behind our path is not trusted with a greeti
     NEED(::symlink(foreign.socket().c_str(), own.socket().c_str()) == 0);
     const auto refused = Session::try_connect({.start = false});
     NEED_STATUS(refused, no_broker);
-    NEED(has(sentence(refused), "belongs to a process of uid 65534"));
+    NEED(has(sentence_of(refused), "belongs to a process of uid 65534"));
     NEED_STATUS(Session::try_connect({.socket = own.socket()}), ok);  // who names it means it
   });
   CHECK(client.wait() == 0);

@@ -25,7 +25,7 @@ class Job {
       : mark_(std::to_string(2 * MiB + 4096 + static_cast<std::size_t>(::getpid()))),
         run_(program({tool(), "run", "--name", "job", "--", "/bin/sh", "-c", script()},
                      {{"SHMBROKER_SOCKET", world.socket()}, {"PEER", c_peer()}, {"MARK", mark_}})) {
-    REQUIRE(eventually([&] { return regions_of(world) == 6; }, 30'000));
+    REQUIRE(eventually([&] { return regions_of(world) == 6; }));
     REQUIRE(workers().size() == 3);
   }
   Job(const Job&) = delete;

@@ -63,7 +63,7 @@ TEST_CASE("20 processes that race to start a private broker start exactly one") 
       }));
     }
     go.open();
-    CHECK(eventually([&] { return facts->connected == 20; }, 60'000));
+    CHECK(eventually([&] { return facts->connected == 20; }));
     CHECK(facts->started == 1);
     CHECK(facts->strangers == 0);
     CHECK(processes_with(own.directory()).size() == 1);

@@ -9,8 +9,10 @@
 #include <thread>
 
 #include "tests/fakecuda/process.hpp"
+#include "tests/support/until.hpp"
 
 using namespace fakecuda;
+using support::eventually;
 
 namespace {
 
@@ -21,16 +23,6 @@ std::uint64_t* shared_words(int* fd) {
   if (*fd < 0 || ::ftruncate(*fd, kWordsPage) != 0) return nullptr;
   void* page = ::mmap(nullptr, kWordsPage, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
   return page == MAP_FAILED ? nullptr : static_cast<std::uint64_t*>(page);
-}
-
-template <class Condition>
-bool comes_true(Condition condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
 }
 
 }  // namespace
@@ -135,7 +127,7 @@ TEST_CASE("fake: a stream waits for a word of the host, also past the largest nu
           NEED(cu.stream_query(stream) == kNotReady);
           NEED(second == 0);
           first = 4;  // five further, over the end
-          NEED(comes_true([&] { return second == 7; }));
+          NEED(eventually([&] { return second == 7; }));
           NEED(cu.stream_synchronize(stream) == kSuccess);
           NEED(cu.stream_destroy(stream) == kSuccess);
           NEED(cu.host_unregister(words) == kSuccess);

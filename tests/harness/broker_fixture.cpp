@@ -2,7 +2,6 @@
 // See broker_fixture.hpp.
 #include "tests/harness/broker_fixture.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -17,6 +16,7 @@
 #include <iterator>
 
 #include "tests/harness/leak_guard.hpp"
+#include "tests/harness/proc.hpp"
 #include "tests/harness/raw_client.hpp"
 
 namespace harness {
@@ -198,14 +198,7 @@ std::string BrokerFixture::books(int milliseconds) const {
 
 std::string BrokerFixture::log() const { return read_text(folder_.file("log")); }
 
-std::size_t BrokerFixture::descriptors() const {
-  std::size_t count = 0;
-  DIR* directory = ::opendir(("/proc/" + std::to_string(pid_) + "/fd").c_str());
-  if (directory == nullptr) return 0;
-  while (const dirent* entry = ::readdir(directory)) count += entry->d_name[0] != '.' ? 1 : 0;
-  ::closedir(directory);
-  return count;
-}
+std::size_t BrokerFixture::descriptors() const { return numbers_in("/proc/" + std::to_string(pid_) + "/fd").size(); }
 
 std::vector<std::string> engines() {
   static const std::vector<std::string> found = [] {

@@ -2,41 +2,18 @@
 // Read from /proc with plain calls: the harness must see the truth also while faults are injected into base.
 #include "tests/harness/snapshot.hpp"
 
-#include <dirent.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <sstream>
+
+#include "tests/harness/proc.hpp"
 
 namespace harness {
 
 namespace {
-
-std::string contents(const std::string& path) {
-  // Not by istreambuf_iterator, which throws where a process has ended between the directory and its file.
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-// Numeric names only; the descriptor of the listing itself is left out.
-std::vector<int> numbers_in(const std::string& path) {
-  std::vector<int> found;
-  DIR* folder = ::opendir(path.c_str());
-  if (folder == nullptr) return found;
-  while (const dirent* entry = ::readdir(folder)) {
-    const char first = entry->d_name[0];
-    if (first < '0' || first > '9') continue;
-    const int number = std::atoi(entry->d_name);
-    if (number != ::dirfd(folder) || !path.ends_with("/fd")) found.push_back(number);
-  }
-  ::closedir(folder);
-  return found;
-}
 
 std::string link_target(const std::string& path) {
   char target[4096];

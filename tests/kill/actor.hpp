@@ -11,11 +11,11 @@
 #include <memory>
 #include <string>
 
-#include "tests/client/pool_support.hpp"
+#include "tests/support/pools.hpp"
 
 namespace kill_tests {
 
-using namespace client_tests;
+using namespace support;
 using namespace shmb;
 using namespace shmb::client;
 using harness::BrokerFixture;

@@ -13,6 +13,7 @@
 
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/stopped.hpp"
+#include "tests/support/arguments.hpp"
 
 namespace kill_tests {
 
@@ -22,24 +23,14 @@ using pool::LaneState;
 using pool::ParticipantState;
 using pool::Stamp;
 
-namespace {
-
-std::vector<std::string> arguments() {
-  std::vector<std::string> words;
-  std::ifstream file("/proc/self/cmdline");
-  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
-  words.erase(words.begin());
-  return words;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 bool all_points() {
-  static const bool all = std::ranges::count(arguments(), "--all") > 0;
+  static const bool all = support::has_argument("--all");
   return all;
 }
 bool only_some() {
-  return std::ranges::any_of(arguments(), [](const std::string& word) { return word != "--all"; });
+  return std::ranges::any_of(support::arguments(), [](const std::string& word) { return word != "--all"; });
 }
 
 const char* name_of(Way way) {
@@ -72,10 +63,7 @@ Stage::Stage(QueueSpec of, std::uint32_t slots) : queue(std::move(of)) {
   ann = must(make_pool(ann_session, slots_of("p", kSlot, slots)));
   bob_session = beside(broker, ann);
   bob = must(try_pool(bob_session, "p"));
-  ConnectOptions options;
-  options.socket = broker.admin();
-  options.no_group = true;
-  admin = must(client::connect(options));
+  admin = open_admin(broker);
   (void)must(Queue::open(ann, reads()));  // so that it exists in every case
   side_in_ = must(Queue::open(ann, queue_spec("side", Kind::spsc, true, false, 16)));
   side_out_ = must(Queue::open(bob, queue_spec("side", Kind::spsc, false, true, 16)));

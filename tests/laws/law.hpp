@@ -13,15 +13,17 @@
 #include <vector>
 
 #include "client/session/views.hpp"
-#include "tests/client/support.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/raw_client.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
+#include "tests/support/engines.hpp"
+#include "tests/support/session.hpp"
+#include "tests/support/until.hpp"
 
 namespace laws {
 
-using namespace client_tests;
+using namespace support;
 using harness::BrokerFixture;
 using harness::BrokerOptions;
 using harness::Child;
@@ -43,37 +45,6 @@ inline std::string output_of(const std::string& command) {
   for (std::size_t size; (size = ::fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, size);
   ::pclose(pipe);
   return text;
-}
-
-template <class Body>
-void on_each_engine(BrokerOptions options, Body&& body) {
-  for (const std::string& engine : harness::engines()) {
-    CAPTURE(engine);
-    options.engine = engine;
-    BrokerFixture broker(options);
-    REQUIRE_MESSAGE(broker.running(), broker.log());
-    body(broker);
-  }
-}
-template <class Body>
-void on_each_engine(Body&& body) {
-  on_each_engine(BrokerOptions{}, std::forward<Body>(body));
-}
-
-// Looks again until it is so: ends of processes are seen asynchronously. Never a proof of speed.
-inline bool eventually(const std::function<bool()>& holds, int milliseconds = 20'000) {
-  for (int waited = 0; !holds(); ++waited) {
-    if (waited >= milliseconds) return false;
-    ::usleep(1000);
-  }
-  return true;
-}
-
-inline std::shared_ptr<Session> open_admin(const BrokerFixture& broker) {
-  ConnectOptions options;
-  options.socket = broker.admin();
-  options.no_group = true;
-  return must(shmb::client::connect(options));
 }
 
 inline std::vector<RegionRow> regions(const std::shared_ptr<Session>& session) {

@@ -23,6 +23,7 @@
 #include "base/compat.hpp"
 #include "base/kernel.hpp"
 #include "tests/laws/law.hpp"
+#include "tests/support/shared.hpp"
 
 using namespace laws;
 
@@ -152,25 +153,10 @@ struct Stage {
   pid_t writer = 0, broker = 0;
   char results[16384] = {};
 };
-class SharedStage {
- public:
-  SharedStage() : at_(::mmap(nullptr, sizeof(Stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
-    REQUIRE(at_ != MAP_FAILED);
-    new (at_) Stage;
-  }
-  SharedStage(const SharedStage&) = delete;
-  SharedStage& operator=(const SharedStage&) = delete;
-  ~SharedStage() { ::munmap(at_, sizeof(Stage)); }
-  Stage& operator*() const { return *static_cast<Stage*>(at_); }
-  Stage* operator->() const { return static_cast<Stage*>(at_); }
-
- private:
-  void* at_;
-};
 
 struct Play {
   const Situation& situation;
-  SharedStage stage;
+  support::Shared<Stage> stage;
   Gate ready, done;
 
   int write(const std::string& socket) {

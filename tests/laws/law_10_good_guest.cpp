@@ -22,6 +22,7 @@
 
 #include "client/queue/queue.hpp"
 #include "tests/harness/injected.hpp"
+#include "tests/harness/proc.hpp"
 #include "tests/harness/ptrace_killer.hpp"
 #include "tests/harness/temp_dir.hpp"
 #include "tests/laws/law.hpp"
@@ -29,16 +30,6 @@
 using namespace laws;
 
 namespace {
-
-std::vector<int> numbers_in(const char* path) {
-  std::vector<int> found;
-  DIR* folder = ::opendir(path);
-  while (const dirent* entry = folder == nullptr ? nullptr : ::readdir(folder))
-    if (entry->d_name[0] != '.' && std::atoi(entry->d_name) != ::dirfd(folder))
-      found.push_back(std::atoi(entry->d_name));
-  if (folder != nullptr) ::closedir(folder);
-  return found;
-}
 
 using Handlers = std::map<int, std::string>;
 Handlers signal_handlers() {
@@ -81,12 +72,12 @@ TEST_CASE("law 10: the library starts no thread, installs no signal handler and 
   on_each_engine([](BrokerFixture& broker) {
     auto guest = Child::run([&] {
       const Handlers before = signal_handlers();
-      const auto threads = numbers_in("/proc/self/task").size();
+      const auto threads = harness::numbers_in("/proc/self/task").size();
       sigset_t mask_before{}, mask_after{};  // the kernel fills in its own part only
       ::pthread_sigmask(SIG_SETMASK, nullptr, &mask_before);
       if (const int used = use_all(broker.socket()); used != 0) return used;
       ::pthread_sigmask(SIG_SETMASK, nullptr, &mask_after);
-      if (numbers_in("/proc/self/task").size() != threads) return 1;
+      if (harness::numbers_in("/proc/self/task").size() != threads) return 1;
       if (signal_handlers() != before) return 2;
       return std::memcmp(&mask_before, &mask_after, sizeof mask_before) == 0 ? 0 : 3;
     });
@@ -171,7 +162,7 @@ TEST_CASE("law 10: the library's code registers no exit handler, and exit() with
 TEST_CASE("law 10: a thousand regions cost the process no descriptor, and those it has are close-on-exec") {
   on_each_engine([](BrokerFixture& broker) {
     auto guest = Child::run([&] {
-      const auto inherited = numbers_in("/proc/self/fd");
+      const auto inherited = harness::numbers_in("/proc/self/fd");
       const auto before = inherited.size();
       rlimit limit{};
       ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -182,7 +173,7 @@ TEST_CASE("law 10: a thousand regions cost the process no descriptor, and those 
       for (int i = 0; i < 1000; ++i) all.push_back(must(create_region(session, named("", 4096))));
       auto large = must(create_region(session, named("", 2 << 20)));
       (void)must(session->event_descriptor());
-      const auto now = numbers_in("/proc/self/fd");
+      const auto now = harness::numbers_in("/proc/self/fd");
       if (now.size() > before + 4) return 1;  // the socket and its set, and two for events
       for (const int fd : now)
         if (std::find(inherited.begin(), inherited.end(), fd) == inherited.end() &&

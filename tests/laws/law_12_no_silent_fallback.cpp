@@ -113,8 +113,8 @@ TEST_CASE("law 12: a session without a broker says that it is local and why, and
   CHECK(has(local->facts().how, "local"));
   CHECK(has(local->facts().how, "no-daemon"));
   auto region = must(create_region(local, named("", 4096)));
-  CHECK(client_tests::status_of(region->make_ticket(SHMBW_RIGHT_MAP_READ, 1, 0, soon())) == Status::local_only);
-  CHECK(client_tests::status_of(attach_region(local, at("kv"))) == Status::local_only);
+  CHECK(support::status_of(region->make_ticket(SHMBW_RIGHT_MAP_READ, 1, 0, soon())) == Status::local_only);
+  CHECK(support::status_of(attach_region(local, at("kv"))) == Status::local_only);
 }
 
 TEST_CASE("law 12: how a broker was found, and what was passed over, is a sentence") {

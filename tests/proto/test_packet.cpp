@@ -14,18 +14,13 @@
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "proto/packet.hpp"
+#include "tests/harness/proc.hpp"
 
 namespace {
 
 using namespace shmb;
 using namespace shmb::wire;
 using Kind = Incoming::Kind;
-
-long open_descriptors() {
-  long count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
-  return count;
-}
 
 struct Line {
   Line() {
@@ -87,13 +82,13 @@ TEST_CASE("a wrong count of descriptors is malformed and closes those that came"
   for (auto [said, sent] : {std::pair{0, 1}, {1, 0}, {1, 2}, {2, 1}, {3, 200}}) {
     Line line;
     line.send(static_cast<std::size_t>(said), static_cast<std::size_t>(sent));
-    const long before = open_descriptors();
+    const long before = harness::open_descriptors();
     Incoming incoming = line.receive();
     CHECK(incoming.kind == Kind::malformed);
     CHECK_FALSE(incoming.descriptors_lost);
     CHECK(incoming.reason == malformed_text(Malformed::fd_count));
     CHECK(incoming.fds.empty());
-    CHECK(open_descriptors() == before);
+    CHECK(harness::open_descriptors() == before);
   }
 }
 
@@ -101,7 +96,7 @@ TEST_CASE("descriptors cut off by a full table: those that fitted are closed, an
   for (rlim_t fitting : {0, 1, 3}) {
     Line line;
     line.send(5, 5);
-    const long before = open_descriptors();
+    const long before = harness::open_descriptors();
     // The lowest free number is what the limit counts, not how many are open.
     const int lowest = fcntl(0, F_DUPFD_CLOEXEC, 0);
     REQUIRE(lowest >= 0);
@@ -118,7 +113,7 @@ TEST_CASE("descriptors cut off by a full table: those that fitted are closed, an
     CHECK(incoming.view.header.tag == 5);  // the bytes arrived: a client can give back what they grant
     CHECK(incoming.view.header.n_fds == 5);
     CHECK(incoming.fds.empty());
-    CHECK(open_descriptors() == before);
+    CHECK(harness::open_descriptors() == before);
   }
 }
 
@@ -138,22 +133,22 @@ TEST_CASE("a packet that lost its descriptors and is broken besides shows nothin
 TEST_CASE("a packet longer than the buffer is malformed and closes what it carried") {
   Line line;
   line.send(2, 2, 100);
-  const long before = open_descriptors();
+  const long before = harness::open_descriptors();
   Incoming incoming = line.receive(64);
   CHECK(incoming.kind == Kind::malformed);
   CHECK(incoming.reason == "packet longer than 64 bytes");
-  CHECK(open_descriptors() == before);
+  CHECK(harness::open_descriptors() == before);
 }
 
 TEST_CASE("a broken frame is malformed, whatever came with it") {
   Line line;
   std::vector<std::byte> short_packet(23);
   line.send_raw(short_packet, 4);
-  const long before = open_descriptors();
+  const long before = harness::open_descriptors();
   Incoming incoming = line.receive();
   CHECK(incoming.kind == Kind::malformed);
   CHECK(incoming.reason == malformed_text(Malformed::short_header));
-  CHECK(open_descriptors() == before);
+  CHECK(harness::open_descriptors() == before);
 }
 
 TEST_CASE("an empty packet ends the connection, with descriptors it is malformed") {
@@ -162,10 +157,10 @@ TEST_CASE("an empty packet ends the connection, with descriptors it is malformed
   CHECK(plain.receive().kind == Kind::end_of_file);
   Line loaded;
   loaded.send_raw({}, 2);
-  const long before = open_descriptors();
+  const long before = harness::open_descriptors();
   Incoming incoming = loaded.receive();
   CHECK(incoming.kind == Kind::malformed);
-  CHECK(open_descriptors() == before);
+  CHECK(harness::open_descriptors() == before);
 }
 
 TEST_CASE("a control message of another kind is malformed") {
@@ -175,9 +170,9 @@ TEST_CASE("a control message of another kind is malformed") {
   line.send(0, 0);
   CHECK(line.receive().kind == Kind::malformed);
   line.send(1, 1);
-  const long before = open_descriptors();
+  const long before = harness::open_descriptors();
   CHECK(line.receive().kind == Kind::malformed);
-  CHECK(open_descriptors() == before);
+  CHECK(harness::open_descriptors() == before);
 }
 
 TEST_CASE("the end of the connection differs from an empty queue, also when our packets were left unread") {

@@ -2,20 +2,15 @@
 // The functions that workers call in each other, and the processes that they run in.
 #include "tests/spawn/remote_functions.hpp"
 
-#include <sys/mman.h>
-
 #include <cstdio>
 #include <cstdlib>
-#include <new>
+
+#include "tests/support/shared.hpp"
 
 namespace remote_test {
 
 Words& words() {
-  static Words* const shared = [] {
-    void* memory = ::mmap(nullptr, sizeof(Words), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) std::abort();
-    return new (memory) Words{};
-  }();
+  static const support::Shared<Words> shared;
   return *shared;
 }
 

@@ -41,14 +41,6 @@ int runners = 0;
 
 }  // namespace
 
-bool eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 6000; ++i) {
-    if (condition()) return true;
-    ::usleep(5000);
-  }
-  return false;
-}
-
 Runner::Runner(std::vector<std::string> command)
     : marker_("9000." + std::to_string(::getpid()) + std::to_string(1000 + runners++)) {
   job.command = std::move(command);

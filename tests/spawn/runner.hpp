@@ -11,11 +11,11 @@
 
 #include "base/fd.hpp"
 #include "spawn/ranks/supervisor.hpp"
+#include "tests/support/until.hpp"
 
 namespace shmb::test {
 
-// True as soon as `condition` is; false when it has not become so for a long time.
-bool eventually(const std::function<bool()>& condition);
+using support::eventually;
 
 class Runner {
  public:

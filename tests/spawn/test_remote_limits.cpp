@@ -13,6 +13,7 @@
 #include "client/calls/remote_calls.hpp"
 #include "client/session/connect.hpp"
 #include "client/session/views.hpp"
+#include "tests/harness/proc.hpp"
 #include "tests/harness/stopped.hpp"
 #include "tests/spawn/remote_functions.hpp"
 
@@ -112,15 +113,6 @@ void work_in_crowd(int rank, int size) {
   const auto made = remote::remote<int>((rank + 7) % size, "add", rank, 1);
   EXPECT(remote::rpc_sync<int>((rank + 31) % size, "unwrap", made) == rank + 1);
   remote::shutdown();
-}
-
-std::size_t open_descriptors() {
-  std::size_t count = 0;
-  DIR* folder = ::opendir("/proc/self/fd");
-  if (folder == nullptr) return 0;
-  while (::readdir(folder) != nullptr) ++count;
-  ::closedir(folder);
-  return count;
 }
 
 constexpr int kFewerThanAQueueHolds = 200;
@@ -441,9 +433,9 @@ TEST_CASE(
   for (int rank = 0; rank < kSize; ++rank)
     workers.push_back(harness::Child::run([rank] {
       try {
-        const std::size_t before = open_descriptors();
+        const std::size_t before = harness::open_descriptors();
         work_in_crowd(rank, kSize);
-        EXPECT(open_descriptors() == before);
+        EXPECT(harness::open_descriptors() == before);
         return 0;
       } catch (const std::exception& error) {
         std::fprintf(stderr, "worker %d: %s\n", rank, error.what());

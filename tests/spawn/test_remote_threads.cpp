@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/harness/proc.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/spawn/remote_functions.hpp"
@@ -164,18 +165,14 @@ TEST_CASE("A shutdown and the making of a value that calls wait for are not in e
 TEST_CASE("An answer after the shutdown leaves no session behind") {
   World world;
   const auto statuses = world.run_bare(1, [](int) {
-    const auto open_files = [] {
-      const auto all = std::filesystem::directory_iterator("/proc/self/fd");
-      return std::distance(begin(all), end(all));
-    };
-    const auto before = open_files();
+    const auto before = harness::open_descriptors();
     join(0, 1, 1);
     (void)remote::rpc_async<Remote<int>>(remote::at("a").within(60s), "own_value_late");
     while (words().numbers[making] == 0) pause_ms(1);
     remote::shutdown({.graceful = false});
     words().numbers[going] = 1;
-    for (int i = 0; i < 3000 && open_files() != before; ++i) pause_ms(10);
-    EXPECT(open_files() == before);
+    for (int i = 0; i < 3000 && harness::open_descriptors() != before; ++i) pause_ms(10);
+    EXPECT(harness::open_descriptors() == before);
   });
   CHECK(statuses == std::vector<int>{0});
 }

@@ -20,19 +20,13 @@
 #include "tests/harness/stopped.hpp"
 #include "tests/harness/temp_dir.hpp"
 #include "tests/spawn/ranks.hpp"
+#include "tests/support/arguments.hpp"
 
 namespace causes_told {
 
 using namespace shmb::test;
 using namespace shmbroker;
 using namespace std::chrono_literals;
-
-std::uint64_t option(const char* name, std::uint64_t otherwise) {
-  std::ifstream line("/proc/self/cmdline");
-  const std::string all((std::istreambuf_iterator<char>(line)), std::istreambuf_iterator<char>());
-  const std::size_t at = all.find(std::string("\0", 1) + name + std::string("\0", 1));
-  return at == std::string::npos ? otherwise : std::strtoull(all.c_str() + at + std::strlen(name) + 2, nullptr, 10);
-}
 
 // Processes that only compute.
 class Load {
@@ -67,12 +61,12 @@ struct Draw {
     return std::string(list[random() % std::size(list)]);
   }
   int below(int end) { return static_cast<int>(random() % static_cast<unsigned>(end)); }
-  const std::uint64_t seed = option("--seed", std::random_device{}());
+  const std::uint64_t seed = support::argument("--seed", std::random_device{}());
   std::mt19937 random;
 };
 
 std::uint64_t rounds(std::uint64_t short_form) {
-  return option("--rounds", std::max<std::uint64_t>(3, short_form / harness::kSlowdown));
+  return support::argument("--rounds", std::max<std::uint64_t>(3, short_form / harness::kSlowdown));
 }
 
 constexpr const char* kFalls[] = {"throw", "throw_slowly", "nest", "exit", "exit_orderly", "kill", "abort", "leave"};
@@ -103,7 +97,7 @@ void expect_blame(std::uint64_t short_form, int most_ranks, Round&& round) {
   Draw draw;
   CAPTURE(draw.seed);
   const std::uint64_t count = rounds(short_form);
-  const Load load(option("--load", 0));
+  const Load load(support::argument("--load", 0));
   std::uint64_t wrong = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
     const StartMethod method = kMethods[i % std::size(kMethods)];

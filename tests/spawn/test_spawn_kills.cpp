@@ -19,8 +19,10 @@
 #include "spawn/ranks/tree.hpp"
 #include "tests/harness/broker_fixture.hpp"
 #include "tests/harness/child.hpp"
+#include "tests/harness/proc.hpp"
 #include "tests/harness/sanitizer.hpp"
 #include "tests/spawn/ranks.hpp"
+#include "tests/support/arguments.hpp"
 
 namespace random_kills {
 
@@ -30,22 +32,7 @@ using namespace std::chrono_literals;
 
 constexpr int kRanks = 3;
 
-std::uint64_t argument(const char* name, std::uint64_t otherwise) {
-  std::ifstream line("/proc/self/cmdline");
-  const std::string all((std::istreambuf_iterator<char>(line)), std::istreambuf_iterator<char>());
-  const std::size_t at = all.find(std::string("\0", 1) + name + std::string("\0", 1));
-  return at == std::string::npos ? otherwise : std::strtoull(all.c_str() + at + std::strlen(name) + 2, nullptr, 10);
-}
-
 enum Ended : int { cause_told = 0, not_started, no_failure, child_left, descriptor_left, wrong_error };
-
-int open_descriptors() {
-  int count = 0;
-  DIR* directory = ::opendir("/proc/self/fd");
-  while (::readdir(directory) != nullptr) ++count;
-  ::closedir(directory);
-  return count;
-}
 
 // A program that spawns and waits; what it is told, and what it has left then.
 int parent(const SpawnOptions& options, const std::string& socket, Witness& witness) {
@@ -53,7 +40,7 @@ int parent(const SpawnOptions& options, const std::string& socket, Witness& witn
   if (!session) return wrong_error;
   auto region = session->try_create(4096, {.many_writers = true});
   if (!region) return wrong_error;
-  const int before = open_descriptors();
+  const std::size_t before = harness::open_descriptors();
   int told = no_failure;
   {
     auto started = try_start_processes("work_for_ever", options, *region);
@@ -63,7 +50,7 @@ int parent(const SpawnOptions& options, const std::string& socket, Witness& witn
     else if (*state == RanksState::failed) told = cause_told;
   }
   if (::waitpid(-1, nullptr, WNOHANG) != -1 || errno != ECHILD) return child_left;
-  if (told != no_failure && open_descriptors() != before - 1) return descriptor_left;  // the witness' end
+  if (told != no_failure && harness::open_descriptors() != before - 1) return descriptor_left;  // the witness' end
   return told;
 }
 
@@ -82,8 +69,8 @@ pid_t victim(pid_t parent, std::uint32_t which) {
 }
 
 TEST_CASE("random kills: of parent, guard, supervisor and ranks any may die at any moment, and nothing is left") {
-  const std::uint64_t rounds = argument("--kills", 60 / harness::kSlowdown);
-  const std::uint64_t seed = argument("--seed", std::random_device{}());
+  const std::uint64_t rounds = support::argument("--kills", 60 / harness::kSlowdown);
+  const std::uint64_t seed = support::argument("--seed", std::random_device{}());
   CAPTURE(seed);
   REQUIRE(::access(SHMB_TEST_SPAWNER, X_OK) == 0);  // without it nothing starts, and nothing is left
   std::mt19937 random(static_cast<std::mt19937::result_type>(seed));

@@ -31,7 +31,9 @@
 #include "tests/harness/sanitizer.hpp"
 #include "tests/storm/crew.hpp"
 #include "tests/storm/vandal.hpp"
-#include "tests/wire/bystander.hpp"
+#include "tests/support/arguments.hpp"
+#include "tests/support/bystander.hpp"
+#include "tests/support/shared.hpp"
 
 using namespace shmb;
 using namespace shmb::client;
@@ -41,29 +43,6 @@ namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr std::int64_t kPatience = 60 * kSecond;  // of a call that has a deadline of milliseconds
-
-std::uint64_t argument(const char* name, std::uint64_t otherwise) {
-  std::ifstream line("/proc/self/cmdline");
-  const std::string all((std::istreambuf_iterator<char>(line)), std::istreambuf_iterator<char>());
-  const std::size_t at = all.find(std::string("\0", 1) + name + std::string("\0", 1));
-  return at == std::string::npos ? otherwise : std::strtoull(all.c_str() + at + std::strlen(name) + 2, nullptr, 10);
-}
-
-template <class T>
-class Shared {
- public:
-  Shared() : at_(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
-    REQUIRE(at_ != MAP_FAILED);
-  }
-  Shared(const Shared&) = delete;
-  Shared& operator=(const Shared&) = delete;
-  ~Shared() { ::munmap(at_, sizeof(T)); }
-  T& operator*() const { return *static_cast<T*>(at_); }
-  T* operator->() const { return static_cast<T*>(at_); }
-
- private:
-  void* at_;
-};
 
 void rest(std::int64_t nanoseconds) {
   const timespec time{nanoseconds / kSecond, nanoseconds % kSecond};
@@ -163,7 +142,7 @@ class Crew {
  private:
   const CrewPlace place_;
   const std::uint64_t seed_;
-  Shared<CrewShared> shared_;
+  support::Shared<CrewShared> shared_;
   std::array<std::optional<harness::Child>, 2> member_;
   std::array<std::pair<std::uint64_t, std::int64_t>, 2> seen_{};
   std::string wrong_;
@@ -199,8 +178,8 @@ struct Sum {
 }  // namespace
 
 TEST_CASE("nonsense written over a pool's control area hurts neither the broker nor other pools, and no memory") {
-  const std::uint64_t seconds = argument("--seconds", 4), seeds = argument("--seeds", 1);
-  const std::uint64_t first = argument("--seed", std::random_device{}() >> 1);
+  const std::uint64_t seconds = support::argument("--seconds", 4), seeds = support::argument("--seeds", 1);
+  const std::uint64_t first = support::argument("--seed", std::random_device{}() >> 1);
   for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
     CAPTURE(seed);
     std::mt19937_64 dice(seed);

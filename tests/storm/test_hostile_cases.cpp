@@ -23,42 +23,27 @@
 #include "tests/harness/raw_client.hpp"
 #include "tests/storm/crew.hpp"
 #include "tests/storm/vandal.hpp"
+#include "tests/support/pools.hpp"
 
 using namespace shmb;
 using namespace shmb::client;
 using namespace storm;
 using pool::CellWord;
+using support::child_in;
+using support::fellow;
+using support::must;
+using support::open;
 using Kind = pool::QueueKind;
 
 namespace {
 
 constexpr std::int64_t kMillisecond = 1'000'000;
 
-template <class T>
-T must(Result<T> result) {
-  REQUIRE_MESSAGE(result, (result ? std::string() : result.error().sentence));
-  return std::move(*result);
-}
-
-std::shared_ptr<Session> session_on(const harness::BrokerFixture& broker) {
-  ConnectOptions options;
-  options.socket = broker.socket();
-  options.no_group = true;
-  return must(connect(options));
-}
 std::shared_ptr<Pool> small_pool_on(const std::shared_ptr<Session>& session, const std::string& name = "p") {
   PoolSpec spec;
   spec.name = name;
   spec.classes = {{256, 16, 16}, {4096, 8, 8}};
   return must(Pool::create(session, spec, 0));
-}
-// Another participant, as a session of its own in this process.
-std::shared_ptr<Pool> beside(const harness::BrokerFixture& broker, const std::shared_ptr<Pool>& pool) {
-  auto session = session_on(broker);
-  must(session->join_group("#" + std::to_string(pool->group()), 0, Deadline::after(0)));
-  Pool::Opening opening;
-  opening.id = pool->id();
-  return must(Pool::open(session, opening));
 }
 std::unique_ptr<Queue> end_of(const std::shared_ptr<Pool>& pool, const std::string& name, Kind kind, bool reads,
                               std::uint32_t flags = 0) {
@@ -153,10 +138,10 @@ TEST_CASE("only the broker can change the directory of a pool, however a client 
 
 TEST_CASE("a hole punched into the control area is a broken pool at worst, for its participants and for the broker") {
   const harness::BrokerFixture broker;
-  auto other = small_pool_on(session_on(broker), "other");
+  auto other = small_pool_on(open(broker), "other");
   for (const bool sender_dies : {false, true}) {
-    auto pool = small_pool_on(session_on(broker), "punched");
-    auto reader = beside(broker, pool);
+    auto pool = small_pool_on(open(broker), "punched");
+    auto reader = fellow(broker, pool);
     std::vector<std::unique_ptr<Queue>> in, out;
     for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
       const std::string name = "q" + std::to_string(static_cast<int>(kind));
@@ -187,17 +172,8 @@ TEST_CASE("a hole punched into the control area is a broken pool at worst, for i
       }
     if (sender_dies) {
       // A third one, which dies with the hole in place: its repair reads nothing but zeros.
-      harness::Child child = harness::Child::run([&] {
-        ConnectOptions options;
-        options.socket = broker.socket();
-        options.no_group = true;
-        auto session = connect(options);
-        if (!session || !(*session)->join_group("#" + std::to_string(pool->group()), 0, Deadline::after(0))) return 1;
-        Pool::Opening opening;
-        opening.id = pool->id();
-        auto joined = Pool::open(*session, opening);
-        if (!joined) return 2;
-        auto queue = end_of(*joined, "q2", Kind::mpmc, false);
+      harness::Child child = child_in(broker, pool, [&](const std::shared_ptr<Pool>& joined) {
+        auto queue = end_of(joined, "q2", Kind::mpmc, false);
         for (int n = 0; n < 4; ++n) (void)queue->send(bytes_of(n), kNoWait);
         ::kill(::getpid(), SIGKILL);
         return 3;
@@ -214,43 +190,24 @@ TEST_CASE("a hole punched into the control area is a broken pool at worst, for i
 
 TEST_CASE("a futex word that changes without end delays no wait beyond its deadline") {
   const harness::BrokerFixture broker;
-  auto pool = small_pool_on(session_on(broker));
+  auto pool = small_pool_on(open(broker));
   auto in = end_of(pool, "q", Kind::mpmc, true);
-  const std::uint64_t id = pool->id(), group = pool->group();
-  harness::Child vandal = harness::Child::run([&] {
-    ConnectOptions options;
-    options.socket = broker.socket();
-    options.no_group = true;
-    auto session = connect(options);
-    if (!session || !(*session)->join_group("#" + std::to_string(group), 0, Deadline::after(0))) return 1;
-    Pool::Opening opening;
-    opening.id = id;
-    auto joined = Pool::open(*session, opening);
-    if (!joined) return 2;
-    auto& word = (*joined)->view().wait(0).event;
+  harness::Child vandal = child_in(broker, pool, [&](const std::shared_ptr<Pool>& joined) -> int {
+    auto& word = joined->view().wait(0).event;
     for (std::uint64_t n = 0;; ++n) {
       word.fetch_add(1, std::memory_order_relaxed);
       if (n % 4096 == 0) (void)sys::futex_wake(word, INT_MAX);
     }
   });
-  harness::Child victim = harness::Child::run([&] {
+  harness::Child victim = child_in(broker, pool, [&](const std::shared_ptr<Pool>& joined) {
     // A child of its own participant, so that a call that does not come back can be ended.
-    ConnectOptions options;
-    options.socket = broker.socket();
-    options.no_group = true;
-    auto session = connect(options);
-    if (!session || !(*session)->join_group("#" + std::to_string(group), 0, Deadline::after(0))) return 1;
-    Pool::Opening opening;
-    opening.id = id;
-    auto joined = Pool::open(*session, opening);
-    if (!joined) return 2;
     // Every event word changes, whoever has which index.
     std::jthread more([&](const std::stop_token& stop) {
       while (!stop.stop_requested())
-        for (std::size_t i = 0; i < pool::kParticipants; ++i) (*joined)->view().wait(i).event.fetch_add(1);
+        for (std::size_t i = 0; i < pool::kParticipants; ++i) joined->view().wait(i).event.fetch_add(1);
     });
-    auto queue = end_of(*joined, "q", Kind::mpmc, true);
-    auto lonely = end_of(*joined, "nobody", Kind::spsc, false);
+    auto queue = end_of(joined, "q", Kind::mpmc, true);
+    auto lonely = end_of(joined, "nobody", Kind::spsc, false);
     Message message;
     QueueSet set;
     if (!set.add(*queue, nullptr)) return 3;
@@ -273,8 +230,8 @@ TEST_CASE("a doorbell that is filled, or shut down, blocks neither its owner nor
   const harness::BrokerFixture broker;
   for (const bool shut : {false, true}) {
     CAPTURE(shut);
-    auto pool = small_pool_on(session_on(broker), "a"), second = small_pool_on(session_on(broker), "b");
-    auto writer = beside(broker, pool);
+    auto pool = small_pool_on(open(broker), "a"), second = small_pool_on(open(broker), "b");
+    auto writer = fellow(broker, pool);
     auto in = end_of(pool, "q", Kind::mpmc, true), also = end_of(second, "q", Kind::mpmc, true);
     auto out = end_of(writer, "q", Kind::mpmc, false);
     QueueSet set;  // of two pools: it waits by descriptor
@@ -332,11 +289,11 @@ TEST_CASE("malformed messages are refused, whatever their numbers, and reach bey
   for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     for (int trial = 0; trial < 60; ++trial) {
       // One of its own: when the vandal leaves, the broker may find it broken.
-      auto pool = small_pool_on(session_on(broker));
-      auto honest = beside(broker, pool);
+      auto pool = small_pool_on(open(broker));
+      auto honest = fellow(broker, pool);
       const std::string name = "q";
       auto in = end_of(pool, name, kind, true);
-      auto vandal = beside(broker, pool);
+      auto vandal = fellow(broker, pool);
       auto out = end_of(vandal, name, kind, false);
       Message message;
       (void)in->receive(message, false, kNoWait);  // joins a ring
@@ -397,8 +354,8 @@ TEST_CASE("malformed messages are refused, whatever their numbers, and reach bey
 
 TEST_CASE("a region that the lane does not hold is an error of that part, or of that lane, and of nothing else") {
   const harness::BrokerFixture broker;
-  auto pool = small_pool_on(session_on(broker));
-  auto vandal = beside(broker, pool);
+  auto pool = small_pool_on(open(broker));
+  auto vandal = fellow(broker, pool);
   auto in = end_of(pool, "q", Kind::mpmc, true);
   auto out = end_of(vandal, "q", Kind::mpmc, false);
   RawLane lane = RawLane::of(vandal);
@@ -428,7 +385,7 @@ TEST_CASE("a region that the lane does not hold is an error of that part, or of 
   REQUIRE(!got);
   CHECK(got.error().status == Status::broken);
   // Others are heard.
-  auto honest = beside(broker, pool);
+  auto honest = fellow(broker, pool);
   auto good = end_of(honest, "q", Kind::mpmc, false);
   REQUIRE(good->send(bytes_of(handle), kNoWait));
   CHECK(in->receive(message, false, kNoWait));
@@ -436,8 +393,8 @@ TEST_CASE("a region that the lane does not hold is an error of that part, or of 
 
 TEST_CASE("a list in a region that is closed for writing arrives, and later messages of its lane do too") {
   const harness::BrokerFixture broker;
-  auto pool = small_pool_on(session_on(broker));
-  auto vandal = beside(broker, pool);
+  auto pool = small_pool_on(open(broker));
+  auto vandal = fellow(broker, pool);
   auto in = end_of(pool, "q", Kind::mpmc, true);
   auto out = end_of(vandal, "q", Kind::mpmc, false);
   CreateItem item;
@@ -466,7 +423,7 @@ TEST_CASE("a list in a region that is closed for writing arrives, and later mess
   REQUIRE(message.count() == 1);
   CHECK(std::memcmp(message.part(0).data, "hello", 5) == 0);
   REQUIRE(message.done());
-  auto honest = beside(broker, pool);
+  auto honest = fellow(broker, pool);
   auto good = end_of(honest, "q", Kind::mpmc, false);
   REQUIRE(good->send(bytes_of(handle), kNoWait));
   CHECK(in->receive(message, false, kNoWait));
@@ -474,8 +431,8 @@ TEST_CASE("a list in a region that is closed for writing arrives, and later mess
 
 TEST_CASE("a list that changes while it is read is read once, and reaches beyond nothing") {
   const harness::BrokerFixture broker;
-  auto pool = small_pool_on(session_on(broker));
-  auto vandal = beside(broker, pool);
+  auto pool = small_pool_on(open(broker));
+  auto vandal = fellow(broker, pool);
   auto in = end_of(pool, "q", Kind::mpmc, true);
   auto out = end_of(vandal, "q", Kind::mpmc, false);
   const Slot slot = must(vandal->acquire(4096, kNoWait));

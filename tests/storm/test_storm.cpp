@@ -34,35 +34,15 @@
 #include "tests/storm/content.hpp"
 #include "tests/storm/topology.hpp"
 #include "tests/storm/worker.hpp"
+#include "tests/support/arguments.hpp"
+#include "tests/support/session.hpp"
+#include "tests/support/shared.hpp"
 
 using namespace storm;
 
 namespace {
 
 constexpr std::int64_t kPatience = 60'000'000'000;  // of a process that gets no further, before it counts as hung
-
-std::uint64_t argument(const char* name, std::uint64_t otherwise) {
-  std::ifstream line("/proc/self/cmdline");
-  const std::string all((std::istreambuf_iterator<char>(line)), std::istreambuf_iterator<char>());
-  const std::size_t at = all.find(std::string("\0", 1) + name + std::string("\0", 1));
-  return at == std::string::npos ? otherwise : std::strtoull(all.c_str() + at + std::strlen(name) + 2, nullptr, 10);
-}
-
-class SharedLedger {
- public:
-  SharedLedger()
-      : at_(::mmap(nullptr, sizeof(Ledger), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                   0)) {
-    REQUIRE(at_ != MAP_FAILED);
-  }
-  SharedLedger(const SharedLedger&) = delete;
-  SharedLedger& operator=(const SharedLedger&) = delete;
-  ~SharedLedger() { ::munmap(at_, sizeof(Ledger)); }
-  Ledger& operator*() const { return *static_cast<Ledger*>(at_); }
-
- private:
-  void* at_;
-};
 
 class Storm {
  public:
@@ -290,20 +270,13 @@ Delivered check_delivered(Ledger& ledger) {
 }  // namespace
 
 TEST_CASE("a storm of deaths loses no slot, and no message is lost, torn, or delivered twice") {
-  const std::uint64_t deaths = argument("--deaths", 200 / harness::kSlowdown);
-  const std::uint64_t seed = argument("--seed", std::random_device{}());
+  const std::uint64_t deaths = support::argument("--deaths", 200 / harness::kSlowdown);
+  const std::uint64_t seed = support::argument("--seed", std::random_device{}());
   CAPTURE(seed);
   const harness::BrokerFixture broker;
-  const SharedLedger shared;
+  const support::Shared<Ledger> shared{support::Zeros()};
   Ledger& ledger = *shared;
-  shmb::client::ConnectOptions options;
-  options.socket = broker.socket();
-  options.no_group = true;
-  auto session = shmb::client::connect(options);
-  REQUIRE(session);
-  auto made = shmb::client::Pool::create(*session, pool_plan(), 0);
-  REQUIRE_MESSAGE(made, made.error().sentence);
-  const std::shared_ptr<shmb::client::Pool> pool = std::move(*made);
+  const auto pool = support::must(shmb::client::Pool::create(support::open(broker), pool_plan(), 0));
   const shmb::pool::View& view = pool->view();
 
   const std::int64_t began = shmb::sys::now_monotonic();

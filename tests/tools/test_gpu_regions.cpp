@@ -14,6 +14,8 @@
 #include "client/calls/gpu_calls.hpp"
 #include "client/session/connect.hpp"
 #include "tests/harness/broker_fixture.hpp"
+#include "tests/support/gpu_files.hpp"
+#include "tests/support/session.hpp"
 #include "tests/tools/world.hpp"
 #include "tools/report_json.hpp"
 
@@ -25,16 +27,8 @@ namespace {
 
 namespace client = shmb::client;
 constexpr client::GpuUuid kCard{0xc0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-constexpr const char* kCardText = "GPU-c0010203-0405-0607-0809-0a0b0c0d0e0f";
-constexpr const char* kCardBus = "0000:65:00.0";
 
 client::Deadline card_deadline() { return client::Deadline::after(60'000'000'000); }
-
-template <class T>
-T wanted(shmb::Result<T> result) {
-  if (!result) FAIL(result.error().sentence);
-  return std::move(*result);
-}
 
 // A broker that takes files for a GPU's, one session, and the tool on the same broker.
 struct CardStage {
@@ -44,33 +38,26 @@ struct CardStage {
   World world;
 
   CardStage() {
-    std::filesystem::create_directories(files.file(std::string("gpus/") + kCardBus));
-    std::ofstream(files.file(std::string("gpus/") + kCardBus + "/information"))
-        << "GPU UUID: \t " << kCardText << "\nDevice Minor: \t 3\n";
-    std::ofstream(files.file("fake-nvidia3")) << "node";
+    support::make_gpu_files(files.path());
     harness::BrokerOptions options;
     options.seam = "gpu=" + files.path();
     broker = std::make_unique<harness::BrokerFixture>(options);
     REQUIRE_MESSAGE(broker->running(), broker->log());
-    client::ConnectOptions where;
-    where.socket = broker->socket();
-    where.no_group = true;
-    session = wanted(client::connect(where));
-    user = wanted(client::connect(where));
-    (void)wanted(client::gpu_device(*session, kCard, kCardBus, -1, card_deadline()));
+    session = support::open(*broker);
+    user = support::open(*broker);
+    (void)support::must(client::gpu_device(*session, kCard, support::kGpuBus, -1, card_deadline()));
   }
   shmbw_region_ref publish(const std::string& name, std::uint32_t flags = 0) {
-    const shmb::Fd keeper = shmb::sys::memfd_create("fakecuda:tool", false).value();
-    const shmb::Fd share = shmb::sys::open(("/proc/self/fd/" + std::to_string(keeper.get())).c_str(), O_RDWR).value();
+    const support::GpuExport made;
     client::GpuPublish wish;
     wish.bytes = 3 << 20;
     wish.allocation = 4 << 20;
     wish.uuid = kCard;
     wish.name = name;
     wish.flags = flags;
-    wish.chunks = {{keeper.get(), share.get()}};
-    auto made = wanted(client::gpu_publish(*session, {&wish, 1}, card_deadline()));
-    return wanted(std::move(made.front())).region;
+    wish.chunks = {{made.keeper.get(), made.share.get()}};
+    auto published = support::must(client::gpu_publish(*session, {&wish, 1}, card_deadline()));
+    return support::must(std::move(published.front())).region;
   }
   void release(shmbw_region_ref region) {
     const client::GpuRelease one{region, 0, true};
@@ -105,13 +92,13 @@ TEST_CASE("a GPU region is listed with its device and why it is held, and apart 
   const Ended list = stage.tool({"list", "--gpu"});
   CHECK(list.status == 0);
   CHECK(has(list.out, "1 GPU region, 4.0 MiB"));
-  for (const char* part : {"weights", kCardText, "vmm", "name, publisher", "ok"}) CHECK(has(list.out, part));
+  for (const char* part : {"weights", support::kGpuText, "vmm", "name, publisher", "ok"}) CHECK(has(list.out, part));
   CHECK(has(list.out, std::to_string(::getpid())));
   const auto json = stage.json({"list"});
   CHECK(json["regions"].empty());
   REQUIRE(json["gpu_regions"].size() == 1);
   const auto row = json["gpu_regions"][0];
-  CHECK(row["device"] == kCardText);
+  CHECK(row["device"] == support::kGpuText);
   CHECK(row["bytes"] == 4 << 20);
   CHECK(row["minor"] == 3);
   CHECK(row["exporter"] == true);
@@ -123,10 +110,10 @@ TEST_CASE("a GPU region is listed with its device and why it is held, and apart 
 TEST_CASE("the UUID of a MIG instance is written as one") {
   CardStage stage;
   const auto region = stage.publish("slice", SHMBW_GPU_PUBLISH_MIG);
-  const std::string instance = "MIG-" + std::string(kCardText).substr(4);
+  const std::string instance = "MIG-" + std::string(support::kGpuText).substr(4);
   const Ended list = stage.tool({"list", "--gpu"});
   CHECK_MESSAGE(has(list.out, instance), list.out);
-  CHECK_FALSE(has(list.out, kCardText));
+  CHECK_FALSE(has(list.out, support::kGpuText));
   CHECK(stage.json({"list"})["gpu_regions"][0]["device"] == instance);
   stage.release(region);
 }
@@ -137,17 +124,17 @@ TEST_CASE("inspect shows a GPU region's facts, its holders, and the driver's ans
   client::GpuRequest open;
   open.by = SHMBW_ATTACH_BY_ID;
   open.region = region;
-  CHECK(wanted(client::gpu_open(*stage.user, {&open, 1}, card_deadline())).front());
+  CHECK(support::must(client::gpu_open(*stage.user, {&open, 1}, card_deadline())).front());
   client::GpuReport failed;
   failed.uuid = kCard;
   failed.what = SHMBW_GPU_FINDING_DEVICE_LOST;
   failed.code = 999;
-  (void)wanted(client::gpu_report(*stage.user, failed, card_deadline()));
+  (void)support::must(client::gpu_report(*stage.user, failed, card_deadline()));
   const std::string address = "@" + std::to_string(stage.session->facts().group) + "/kv";
   const Ended text = stage.tool({"inspect", address});
   CHECK(text.status == 0);
-  for (const char* part :
-       {"of a GPU", kCardText, "/dev/nvidia3", "kept so by the broker", "lost, the driver said 999", "name, publisher"})
+  for (const char* part : {"of a GPU", support::kGpuText, "/dev/nvidia3", "kept so by the broker",
+                           "lost, the driver said 999", "name, publisher"})
     CHECK_MESSAGE(has(text.out, part), text.out);
   const auto json = stage.json({"inspect", address});
   CHECK(json["gpu"]["state"] == "device lost");
@@ -162,7 +149,7 @@ TEST_CASE("a timeline is a host region, and is listed among the GPU regions too"
   CardStage stage;
   client::GpuTimelineRequest wish;
   wish.name = "steps";
-  const auto line = wanted(client::gpu_timeline(*stage.session, wish, card_deadline()));
+  const auto line = support::must(client::gpu_timeline(*stage.session, wish, card_deadline()));
   const auto json = stage.json({"list"});
   CHECK(json["regions"].size() == 1);
   REQUIRE(json["gpu_regions"].size() == 1);

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "client/calls/remote_calls.hpp"
-#include "client/session/connect.hpp"
+#include "tests/support/session.hpp"
 #include "tests/tools/world.hpp"
 #include "tools/world_view.hpp"
 
@@ -17,20 +17,12 @@ using shmb::test::Ended;
 using shmb::test::has;
 using shmb::test::World;
 using shmb::tools::Json;
-
-template <class T>
-T got(shmb::Result<T> result) {
-  if (!result) FAIL("failed: " << result.error().sentence);
-  return std::move(*result);
-}
+using support::must;
 
 std::shared_ptr<shmb::client::Session> worker(const std::string& socket, std::uint32_t rank, std::uint32_t size,
                                               const std::string& name) {
-  shmb::client::ConnectOptions options;
-  options.socket = socket;
-  options.no_group = true;
-  auto session = got(shmb::client::connect(options));
-  got(join_world(*session, {29500, rank, size, "localhost:29500", name}, Deadline::after(0)));
+  auto session = must(support::try_open(socket));
+  must(join_world(*session, {29500, rank, size, "localhost:29500", name}, Deadline::after(0)));
   return session;
 }
 
@@ -87,10 +79,10 @@ TEST_CASE("worlds, their workers and references are listed, and cycles among own
     CHECK(has(world.tool({"list"}).out, "waiting for workers"));
     const auto b = worker(world.socket(), 1, 3, "evaluator"), c = worker(world.socket(), 2, 3, "third");
     const auto in_time = Deadline::after(0);
-    got(create_reference(*a, 0, {.owner = 1}, in_time));
-    got(create_reference(*b, 0, {.owner = 0}, in_time));
-    const auto failed = got(create_reference(*c, 0, {.owner = 0}, in_time));
-    got(settle_reference(*a, 0, failed.reference, SHMBW_REF_STATE_FAILED, "ValueError: \x1b[31mno", in_time));
+    must(create_reference(*a, 0, {.owner = 1}, in_time));
+    must(create_reference(*b, 0, {.owner = 0}, in_time));
+    const auto failed = must(create_reference(*c, 0, {.owner = 0}, in_time));
+    must(settle_reference(*a, 0, failed.reference, SHMBW_REF_STATE_FAILED, "ValueError: \x1b[31mno", in_time));
 
     const std::string refs = world.tool({"list", "--refs"}).out, worlds = world.tool({"list", "--worlds"}).out;
     CHECK(has(refs, "3 references"));

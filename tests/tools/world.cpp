@@ -40,14 +40,6 @@ nlohmann::json status_document(World& world) {
 
 }  // namespace
 
-bool eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 1500; ++i) {
-    if (condition()) return true;
-    ::usleep(20'000);
-  }
-  return false;
-}
-
 World::~World() {
   const pid_t pid = broker();
   if (pid == 0) return;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/harness/temp_dir.hpp"
+#include "tests/support/until.hpp"
 
 namespace shmb::test {
 
@@ -19,8 +20,7 @@ struct Ended {
   std::string out, err;
 };
 
-// True as soon as `condition` is; false when it has not become so for a long time.
-bool eventually(const std::function<bool()>& condition);
+using support::eventually;
 
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/wire/support.hpp"
+#include "tests/support/wire.hpp"
 
 namespace wire_test {
 
@@ -73,7 +73,6 @@ const std::vector<Valid>& all_valid_of_gpu();
 
 // Files that stand for those of a GPU's driver, for a broker with the seam's instruction gpu=DIR.
 inline constexpr std::uint8_t kGpuUuid[16] = {0xc0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-inline constexpr char kGpuPci[] = "0000:65:00.0";
 void make_gpu_files(const std::string& folder);
 // One chunk as the driver exports it: keeper and share. Empty: the machine would not.
 std::vector<shmb::Fd> gpu_export();

@@ -9,6 +9,7 @@
 
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
+#include "tests/support/gpu_files.hpp"
 #include "tests/wire/stage.hpp"
 
 namespace wire_test {
@@ -31,24 +32,13 @@ shmbw_gpu_publish first_of_two() {
 
 // A manifest is a memfd that nobody can change any more.
 constexpr std::string_view kManifest = "shape and place";
-shmb::Fd sealed_manifest() {
-  auto file = shmb::sys::memfd_create("manifest", false);
-  if (!file || !shmb::sys::write_all(file->get(), std::as_bytes(std::span(kManifest))) ||
-      !shmb::sys::add_seals(file->get(), F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK))
-    return {};
-  return std::move(*file);
-}
-
 }  // namespace
 
 std::vector<shmb::Fd> gpu_export() {
+  support::GpuExport made;
   std::vector<shmb::Fd> out;
-  auto keeper = shmb::sys::memfd_create("fakecuda:stage", false);
-  if (!keeper) return out;
-  auto share = shmb::sys::open(("/proc/self/fd/" + std::to_string(keeper->get())).c_str(), O_RDWR);
-  if (!share) return out;
-  out.push_back(std::move(*keeper));
-  out.push_back(std::move(*share));
+  out.push_back(std::move(made.keeper));
+  out.push_back(std::move(made.share));
   return out;
 }
 
@@ -59,19 +49,13 @@ Packet stating(Packet packet, std::size_t count) {
   return packet;
 }
 
-void make_gpu_files(const std::string& folder) {
-  node_file = folder + "/fake-nvidia3";
-  std::filesystem::create_directories(folder + "/gpus/" + kGpuPci);
-  std::ofstream(folder + "/gpus/" + kGpuPci + "/information")
-      << "GPU UUID: \t GPU-c0010203-0405-0607-0809-0a0b0c0d0e0f\nDevice Minor: \t 3\n";
-  std::ofstream(node_file) << "node";
-}
+void make_gpu_files(const std::string& folder) { node_file = support::make_gpu_files(folder); }
 
 std::string name_gpu(RawClient& client) {
   shmbw_gpu_device wish{};
   std::ranges::copy(kGpuUuid, wish.uuid);
-  wish.pci_len = sizeof kGpuPci - 1;
-  RawPacket named = client.call(SHMBW_OP_GPU_DEVICE, wish, kGpuPci);
+  wish.pci_len = sizeof support::kGpuBus - 1;
+  RawPacket named = client.call(SHMBW_OP_GPU_DEVICE, wish, support::kGpuBus);
   if (!named.ok()) return "GPU_DEVICE: " + named.sentence();
   if (named.fixed<shmbw_gpu_device_reply>().hold == SHMBW_GPU_HOLD_NODE) return {};
   for (;;) {
@@ -140,8 +124,8 @@ const std::vector<Valid>& all_valid_of_gpu() {
     add("GPU_DEVICE", [](S, Tag tag) {
       shmbw_gpu_device wish{};
       std::ranges::copy(kGpuUuid, wish.uuid);
-      wish.pci_len = sizeof kGpuPci - 1;
-      return plain(SHMBW_OP_GPU_DEVICE, tag, wish, kGpuPci);
+      wish.pci_len = sizeof support::kGpuBus - 1;
+      return plain(SHMBW_OP_GPU_DEVICE, tag, wish, support::kGpuBus);
     });
     add(
         "GPU_DEVICE with its node",
@@ -166,7 +150,7 @@ const std::vector<Valid>& all_valid_of_gpu() {
         },
         [] {
           auto out = gpu_export();
-          out.push_back(sealed_manifest());
+          out.push_back(support::manifest(kManifest));
           return out;
         });
     add(

@@ -9,8 +9,8 @@
 #include <array>
 
 #include "base/sys_process.hpp"
-#include "tests/wire/bystander.hpp"
-#include "tests/wire/engines.hpp"
+#include "tests/support/bystander.hpp"
+#include "tests/support/wire.hpp"
 
 namespace wire_test {
 namespace {

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/text.hpp"
-#include "tests/wire/engines.hpp"
+#include "tests/support/wire.hpp"
 
 namespace wire_test {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "base/sys_socket.hpp"
 #include "tests/harness/stopped.hpp"
-#include "tests/wire/engines.hpp"
+#include "tests/support/wire.hpp"
 
 namespace wire_test {
 namespace {

@@ -14,7 +14,7 @@
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/harness/temp_dir.hpp"
-#include "tests/wire/bystander.hpp"
+#include "tests/support/bystander.hpp"
 #include "tests/wire/stage.hpp"
 
 namespace wire_test {

@@ -16,25 +16,20 @@
 #include "tests/harness/child.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/harness/temp_dir.hpp"
-#include "tests/wire/bystander.hpp"
-#include "tests/wire/engines.hpp"
+#include "tests/support/bystander.hpp"
+#include "tests/support/gpu_files.hpp"
+#include "tests/support/wire.hpp"
 #include "tests/wire/stage.hpp"
 
 namespace wire_test {
 namespace {
 
 struct ExportPairs {
-  std::vector<shmb::Fd> files;
-  explicit ExportPairs(std::size_t chunks) {
-    for (std::size_t i = 0; i < chunks; ++i) {
-      files.push_back(shmb::sys::memfd_create("fakecuda:wire", false).value());
-      const std::string path = "/proc/self/fd/" + std::to_string(files.back().get());
-      files.push_back(shmb::sys::open(path.c_str(), O_RDWR).value());
-    }
-  }
+  std::vector<support::GpuExport> chunks;
+  explicit ExportPairs(std::size_t count) : chunks(count) {}
   std::vector<int> numbers() const {
     std::vector<int> out;
-    for (const shmb::Fd& fd : files) out.push_back(fd.get());
+    for (const auto& chunk : chunks) out.insert(out.end(), {chunk.keeper.get(), chunk.share.get()});
     return out;
   }
 };
@@ -86,16 +81,6 @@ shmbw_gpu_record gpu_row(RawClient& client) {
   return out;
 }
 
-// Each round goes once through the broker's loop; what never comes ends the test by its rounds.
-template <class Done>
-bool comes_true(Done done) {
-  for (int round = 0; round < 20'000; ++round) {
-    if (done()) return true;
-    ::usleep(500);
-  }
-  return false;
-}
-
 // Sessions that ask, do not read the answer, and send a request with as many descriptors as a message carries. When
 // `end` opens, they read. Ends with the number of those whose second request was answered.
 harness::Child sends_ahead(const BrokerFixture& broker, int sessions, const harness::Gate& sent,
@@ -113,8 +98,8 @@ harness::Child sends_ahead(const BrokerFixture& broker, int sessions, const harn
       hello.features = SHMBW_FEATURE_PASS_RIGHTS;
       shmbw_gpu_device device{};
       std::ranges::copy(kGpuUuid, device.uuid);
-      device.pci_len = sizeof kGpuPci - 1;
-      if (!client.call(SHMBW_OP_HELLO, hello).ok() || !client.call(SHMBW_OP_GPU_DEVICE, device, kGpuPci).ok())
+      device.pci_len = sizeof support::kGpuBus - 1;
+      if (!client.call(SHMBW_OP_HELLO, hello).ok() || !client.call(SHMBW_OP_GPU_DEVICE, device, support::kGpuBus).ok())
         return 101;
     }
     for (RawClient& client : clients) {
@@ -182,8 +167,8 @@ TEST_CASE("refused publications leave no descriptor in the broker, however many 
       REQUIRE(refused.ok());
       CHECK(refused.element<shmbw_outcome>(0).status == static_cast<std::int32_t>(shmb::Status::exists));
     }
-    CHECK(comes_true([&] { return descriptors() == before; }));
-    CHECK(comes_true([&] { return broker.descriptors() < 60; }));
+    CHECK(eventually([&] { return descriptors() == before; }));
+    CHECK(eventually([&] { return broker.descriptors() < 60; }));
   });
 }
 
@@ -210,9 +195,9 @@ TEST_CASE("a killed writer poisons, a killed reader gives back, and the memory o
     CHECK(before.state == SHMBW_GPU_STATE_OK);
     CHECK(before.exporter == 1);
     writer.kill();
-    CHECK(comes_true([&] { return gpu_row(keeper).state == SHMBW_GPU_STATE_POISONED; }));
+    CHECK(eventually([&] { return gpu_row(keeper).state == SHMBW_GPU_STATE_POISONED; }));
     CHECK(writer.wait() == 128 + SIGKILL);
-    CHECK(comes_true([&] { return gpu_row(keeper).leaving == 0; }));
+    CHECK(eventually([&] { return gpu_row(keeper).leaving == 0; }));
     CHECK(gpu_row(keeper).exporter == 0);
     harness::Gate opened;
     harness::Child reader = harness::Child::run([&] {
@@ -230,7 +215,7 @@ TEST_CASE("a killed writer poisons, a killed reader gives back, and the memory o
     REQUIRE(opened.wait());
     CHECK(gpu_row(keeper).importers == 1);
     reader.kill();
-    CHECK(comes_true([&] { return gpu_row(keeper).importers == 0; }));
+    CHECK(eventually([&] { return gpu_row(keeper).importers == 0; }));
     CHECK(reader.wait() == 128 + SIGKILL);
     CHECK(gpu_row(keeper).bytes == 2 << 21);
   });
@@ -249,11 +234,11 @@ TEST_CASE("a process that closes its socket and lives on keeps what it may still
       return 3;
     });
     REQUIRE(closed.wait());
-    CHECK(comes_true([&] { return gpu_row(keeper).state == SHMBW_GPU_STATE_DETACHED; }));
+    CHECK(eventually([&] { return gpu_row(keeper).state == SHMBW_GPU_STATE_DETACHED; }));
     CHECK(gpu_row(keeper).leaving == 1);
     CHECK(gpu_row(keeper).bytes == 1 << 21);
     child.kill();
-    CHECK(comes_true([&] { return gpu_row(keeper).region.id == 0; }));
+    CHECK(eventually([&] { return gpu_row(keeper).region.id == 0; }));
     CHECK(child.wait() == 128 + SIGKILL);
   });
 }

@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "base/sys_socket.hpp"
-#include "tests/wire/bystander.hpp"
-#include "tests/wire/engines.hpp"
+#include "tests/support/bystander.hpp"
+#include "tests/support/wire.hpp"
 
 namespace wire_test {
 namespace {
@@ -50,14 +50,6 @@ SessionRow row_of(const BrokerFixture& broker, std::uint64_t session) {
     if (record.session == session) row = {record, true};
   });
   return row;
-}
-template <class Condition>
-bool wait_for(Condition&& condition) {
-  for (int waited = 0; waited < 3000; ++waited) {
-    if (condition()) return true;
-    ::usleep(10'000);
-  }
-  return false;
 }
 std::uint32_t in_flight(const BrokerFixture& broker) {
   return greeted(broker.admin()).status().fixed<shmbw_status_reply>().in_flight;
@@ -135,7 +127,7 @@ TEST_CASE("requests that a peer sent before it closed count, also when it leaves
     REQUIRE(peer.send(batch(SHMBW_OP_RELEASE, 0, std::vector{shmbw_release{named, 0, SHMBW_RELEASE_UNNAME}}, {},
                             SHMBW_HEADER_NO_REPLY)));
     peer.close();
-    CHECK(wait_for([&] { return books_of(broker).regions == 0; }));
+    CHECK(eventually([&] { return books_of(broker).regions == 0; }));
     CHECK(owner.status().ok());
   });
 }
@@ -205,10 +197,10 @@ TEST_CASE("300 unread events end in exactly one gap that counts the lost ones, a
       });
     };
     auto first = lazy();
-    REQUIRE(wait_for([&] { return in_flight(broker) == 140; }));
+    REQUIRE(eventually([&] { return in_flight(broker) == 140; }));
     ::usleep(60'000);
     auto second = lazy();
-    REQUIRE(wait_for([&] { return broker.log().find("does not read its replies") != std::string::npos; }));
+    REQUIRE(eventually([&] { return broker.log().find("does not read its replies") != std::string::npos; }));
     ::usleep(100'000);
     SessionRow row = row_of(broker, hello.session);
     CHECK(row.found);
@@ -318,7 +310,7 @@ TEST_CASE("unread replies under half of the allowance disconnect no peer, howeve
       lazy.push_back(greeted(broker));
       REQUIRE(ask_for_descriptors(lazy.back(), 60) == "");
     }
-    CHECK(wait_for([&] { return in_flight(broker) == 240; }));
+    CHECK(eventually([&] { return in_flight(broker) == 240; }));
     ::usleep(200'000);
     for (RawClient& client : lazy) {
       RawPacket reply = client.receive();
@@ -344,14 +336,14 @@ TEST_CASE("over half of the allowance the longest unread goes; its leases stay u
       for (;;) ::pause();
     });
     REQUIRE(go_on.wait());
-    REQUIRE(wait_for([&] { return in_flight(broker) >= 200; }));
+    REQUIRE(eventually([&] { return in_flight(broker) >= 200; }));
     ::usleep(20'000);
     RawClient second = RawClient::connect(broker.socket());
     auto hello = second.hello().fixed<shmbw_hello_reply>();
     REQUIRE(ask_for_descriptors(second, 200) == "");
 
     std::uint64_t gone = 0;
-    CHECK(wait_for([&] {
+    CHECK(eventually([&] {
       RawClient admin = greeted(broker.admin());
       list_all<shmbw_session_record>(admin, SHMBW_TABLE_SESSIONS, [&](const auto& record) {
         if (record.state == SHMBW_SESSION_STATE_DISCONNECTED) gone = record.session;
@@ -368,7 +360,7 @@ TEST_CASE("over half of the allowance the longest unread goes; its leases stay u
     CHECK(bystander.goes_on());
     child.kill();
     child.wait();
-    CHECK(wait_for([&] { return !row_of(broker, gone).found; }));
+    CHECK(eventually([&] { return !row_of(broker, gone).found; }));
     CHECK(books_of(broker).leases <= 200 + 4);
     RawPacket reply = second.receive();
     CHECK(reply.fds.size() == 200);
@@ -383,13 +375,13 @@ TEST_CASE("a process that was disconnected for not reading comes back and takes 
     RawClient lazy = RawClient::connect(broker.socket());
     auto hello = lazy.hello().fixed<shmbw_hello_reply>();
     REQUIRE(ask_for_descriptors(lazy, 60) == "");
-    REQUIRE(wait_for([&] { return in_flight(broker) == 60; }));
+    REQUIRE(eventually([&] { return in_flight(broker) == 60; }));
     std::vector<RawClient> more;
     for (int i = 0; i < 3; ++i) {
       more.push_back(greeted(broker));
       REQUIRE(ask_for_descriptors(more.back(), 80) == "");
     }
-    REQUIRE(wait_for([&] { return row_of(broker, hello.session).record.state == SHMBW_SESSION_STATE_DISCONNECTED; }));
+    REQUIRE(eventually([&] { return row_of(broker, hello.session).record.state == SHMBW_SESSION_STATE_DISCONNECTED; }));
     // Packets that were sent before can still be read; then comes the end.
     RawPacket late = lazy.receive();
     CHECK(late.fds.size() == 60);

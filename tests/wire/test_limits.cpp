@@ -8,8 +8,8 @@
 #include <fstream>
 
 #include "tests/harness/skip.hpp"
-#include "tests/wire/bystander.hpp"
-#include "tests/wire/engines.hpp"
+#include "tests/support/bystander.hpp"
+#include "tests/support/wire.hpp"
 
 namespace wire_test {
 namespace {

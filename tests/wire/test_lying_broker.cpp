@@ -20,7 +20,7 @@
 #include "base/sys_socket.hpp"
 #include "client/face/shmbroker.h"
 #include "tests/harness/sanitizer.hpp"
-#include "tests/wire/engines.hpp"
+#include "tests/support/wire.hpp"
 
 namespace wire_test {
 namespace {

@@ -20,8 +20,7 @@
 #include "tests/harness/child.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/harness/stopped.hpp"
-#include "tests/wire/engines.hpp"
-#include "tests/wire/support.hpp"
+#include "tests/support/wire.hpp"
 
 namespace wire_test {
 namespace {

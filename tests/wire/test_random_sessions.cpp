@@ -8,7 +8,7 @@
 #include <random>
 
 #include "tests/harness/sanitizer.hpp"
-#include "tests/wire/engines.hpp"
+#include "tests/support/wire.hpp"
 
 namespace wire_test {
 namespace {

@@ -7,7 +7,7 @@
 #include <random>
 #include <set>
 
-#include "tests/wire/engines.hpp"
+#include "tests/support/wire.hpp"
 
 namespace wire_test {
 namespace {

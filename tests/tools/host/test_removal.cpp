@@ -23,6 +23,7 @@
 #include "base/sys_process.hpp"
 #include "tests/harness/ptrace_killer.hpp"
 #include "tests/harness/skip.hpp"
+#include "tests/support/shared.hpp"
 #include "tests/tools/host/plant.hpp"
 #include "tools/host/removal.hpp"
 #include "tools/host/verdict.hpp"
@@ -147,8 +148,7 @@ TEST_CASE("a holder in another mount and PID namespace keeps its file") {
   if (::geteuid() != 0) SKIP_CASE("namespaces need root");
   Plot plot;
   const std::string path = plot.file(plot.own("a"));
-  std::atomic<bool>* entered =
-      static_cast<std::atomic<bool>*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  const support::Shared<std::atomic<bool>> entered;
   plot.holder([&] {
     const int file = hold_open(path, O_RDONLY);
     entered->store(::unshare(CLONE_NEWNS | CLONE_NEWPID) == 0);
@@ -159,7 +159,6 @@ TEST_CASE("a holder in another mount and PID namespace keeps its file") {
     ::close(file);
   });
   const bool is_nested = entered->load();
-  ::munmap(entered, 4096);
   if (!is_nested) SKIP_CASE("this machine gives no namespaces");
   CHECK(remove_one(path, at_once()).outcome == Outcome::held);
   CHECK(exists(path));
