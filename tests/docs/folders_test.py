@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 FOLDERS = ("base", "proto", "daemon", "client", "spawn", "cuda", "tools")
+BENCHMARKS = "tools/benchmarks"
 
 
 def main():
@@ -13,6 +14,8 @@ def main():
     text = (root / "docs/architecture.md").read_text()
     rooms = [f"{folder}/{room.name}" for folder in ("daemon", "client", "spawn")
              for room in sorted((root / folder).iterdir()) if room.is_dir()]
+    rooms += ["tools/verbs", BENCHMARKS] + [f"{BENCHMARKS}/{room.name}" for room in sorted((root / BENCHMARKS).iterdir())
+                             if room.is_dir() and room.name != "__pycache__"]
     for folder in (*FOLDERS, *rooms):
         section = re.search(rf"^###+ {folder}/:.*?(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
         if section is None:

@@ -10,18 +10,18 @@
 #include <filesystem>
 
 #include "spawn/face/shmbroker_spawn.h"
-#include "tools/benchmarks/process.hpp"
-#include "tools/benchmarks/report.hpp"
+#include "tools/benchmarks/kit/process.hpp"
+#include "tools/benchmarks/kit/report.hpp"
 
 using namespace shmb::bench;
 
 int main(int argc, char** argv) {
-  // The floor of the broker's idle memory: a process with the same libraries that waits (family_memory.cpp).
+  // The floor of the broker's idle memory: a process with the same libraries that waits (families/memory.cpp).
   if (argc == 2 && strcmp(argv[1], "--wait-for-memory-floor") == 0) {
     if (write(STDERR_FILENO, "x", 1) != 1) return 1;
     for (;;) pause();
   }
-  // Ranks of family_spawn.cpp, and the same program as its floor starts it.
+  // Ranks of families/spawn.cpp, and the same program as its floor starts it.
   if (argc == 2 && strcmp(argv[1], "--end-at-once") == 0) return 0;
   if (shmb_rank_enter(nullptr, nullptr, nullptr) == SHMB_OK) {
     const int status = shmb_rank_finish(nullptr, 0, nullptr);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every family of figures, in the order they run. A new family is one file and one line here.
-#include "tools/benchmarks/figure.hpp"
+#include "tools/benchmarks/kit/figure.hpp"
 
 namespace shmb::bench {
 
