@@ -179,8 +179,8 @@ def requests():
     request("group_end", {"group": 0, "flags": 3}, {"name": "train"})
     request("group_limit", {"group": 0, "bytes": 4 * GIB}, {"name": "train"})
     request("watch",
-            {"kind": 2, "events": 0x3f, "owner_uid": 1000, "flags": 1, "region": KV, "group": 2, "watch": 9},
-            {"group": "train", "name": "kv"})
+            {"kind": 2, "events": 0x3f, "owner_uid": 1000, "flags": 1, "region": KV, "group": 2, "watch": 9, "ticket": TOKEN},
+            {"group": "train", "name": "kv"}, line="watch-request-with-ticket")
     request("list",
             {"table": 1, "flags": 3, "cursor": 12, "group": 2, "region": KV, "owner_uid": 1000},
             {"group": "train", "name": "kv"})

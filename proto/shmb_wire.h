@@ -756,6 +756,7 @@ struct shmbw_watch {
   uint16_t group_len; /* kind name or group: bytes of text group, 0: the session's group */
   uint16_t name_len; /* kind name: bytes of text name, of a region or, with flag pool, of a pool */
   uint32_t reserved; /* zero */
+  uint8_t ticket[16]; /* kind region: a ticket to it instead of field region, for a session without a lease on it; zero: none */
 };
 
 struct shmbw_watch_reply {
@@ -1824,7 +1825,7 @@ SHMBW_CHECK(sizeof(struct shmbw_group_end_reply) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_group_end_reply, members) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_group_end_reply, regions) == 4);
 SHMBW_CHECK(offsetof(struct shmbw_group_end_reply, bytes_freed) == 8);
-SHMBW_CHECK(sizeof(struct shmbw_watch) == 56);
+SHMBW_CHECK(sizeof(struct shmbw_watch) == 72);
 SHMBW_CHECK(offsetof(struct shmbw_watch, kind) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_watch, events) == 4);
 SHMBW_CHECK(offsetof(struct shmbw_watch, owner_uid) == 8);
@@ -1835,6 +1836,7 @@ SHMBW_CHECK(offsetof(struct shmbw_watch, watch) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_watch, group_len) == 48);
 SHMBW_CHECK(offsetof(struct shmbw_watch, name_len) == 50);
 SHMBW_CHECK(offsetof(struct shmbw_watch, reserved) == 52);
+SHMBW_CHECK(offsetof(struct shmbw_watch, ticket) == 56);
 SHMBW_CHECK(sizeof(struct shmbw_watch_reply) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_watch_reply, watch) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_watch_reply, state) == 8);

@@ -244,6 +244,7 @@ template <class F> constexpr void visit_fields(shmbw_watch& s, F&& f) {
   f("group_len", s.group_len);
   f("name_len", s.name_len);
   f("reserved", s.reserved);
+  f("ticket", s.ticket);
 }
 constexpr bool reserved_zero(const shmbw_watch_reply& s) { return s.reserved == 0; }
 template <class F> constexpr void visit_fields(shmbw_watch_reply& s, F&& f) {

@@ -19,9 +19,6 @@
 namespace shmb::client {
 namespace {
 
-// The pauses of a thread that waits for another one of its process, which opens or leaves the same pool.
-constexpr std::int64_t kLeastRest = 1'000'000, kMostRest = 50'000'000;
-
 constexpr std::uint32_t kMaxSegmentsOfOneClass = 40;  // doubling from one slot to all of them, with some to spare
 
 Result<PoolSpec> checked(PoolSpec spec) {
@@ -80,7 +77,9 @@ Result<Answered<SHMBW_OP_POOL_JOIN>> join(Session& session, const Pool::Opening&
 }
 
 Result<void> leave(Session& session, std::uint64_t pool, std::uint32_t flags) {
-  SHMB_TRY_VOID(call<SHMBW_OP_POOL_LEAVE>(session, shmbw_pool_leave{pool, flags, 0}, {}, Deadline::after(0)));
+  const auto left = call<SHMBW_OP_POOL_LEAVE>(session, shmbw_pool_leave{pool, flags, 0}, {}, Deadline::after(0));
+  session.pool_moved();
+  if (!left) return std::unexpected(left.error());
   return {};
 }
 
@@ -177,6 +176,7 @@ void undo_pool_create(LateReply& late) {
 }
 void undo_pool_join(LateReply& late) {
   late.ask<SHMBW_OP_POOL_LEAVE>({late.fixed<shmbw_pool_join_reply>().pool, 0, 0});
+  late.pools.moved();
 }
 
 Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session, const Opening& opening) {
@@ -187,8 +187,9 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   const Deadline until = Deadline::after(opening.wait, SHMB_NAME_WAIT);
   Deadline settled = Deadline::after(opening.timeout);
   bool made_here = false;
+  std::uint64_t moves = session->pool_moves();
   auto reply = join(*session, opening, settled);
-  for (std::int64_t pause = kLeastRest; !reply; pause = std::min(pause * 2, kMostRest)) {
+  while (!reply) {
     if (reply.error().status == Status::busy) {
       Deadline last = settled;
       // The session is in it.
@@ -206,7 +207,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
         if (settled.passed()) break;
         last = settled;
       }
-      sys::rest(earlier(last, Deadline::after(pause)).left());
+      session->await_pool_move(moves, last);
     } else if (reply.error().status != Status::not_found || opening.id != 0 || !waits_for_name(opening.wait)) {
       break;
     } else {
@@ -215,8 +216,8 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
         if (waited.error().status != Status::deadline) return std::unexpected(waited.error());
         return error(Status::deadline, "no pool of that name appeared before the deadline: " + reply.error().sentence);
       }
-      pause = kLeastRest;
     }
+    moves = session->pool_moves();
     reply = join(*session, opening, Deadline::after(opening.timeout));
   }
   if (!reply) return std::unexpected(reply.error());
@@ -282,7 +283,11 @@ Result<std::shared_ptr<Pool>> Pool::for_opening(const Opening& opening) {
 Pool::~Pool() {
   if (enrolled_) withdraw(*this);
   retired_.clear();
-  if (id_ == 0 || is_fresh_child() || session_->lost()) return;
+  if (id_ == 0 || is_fresh_child()) return;
+  if (session_->lost()) {
+    session_->pool_moved();
+    return;
+  }
   if (me_) {
     Lock lock(me_->lock());
     me_->flush_cache();
@@ -307,11 +312,13 @@ Result<void> Pool::rejoin() {
   again.id = id_;
   again.read_only = read_only_;
   const Deadline settled = Deadline::after(0);
+  std::uint64_t moves = session_->pool_moves();
   auto reply = join(*session_, again, settled);
   // A place that a late reply granted, or that another thread opened by another name of the pool, is being left right
   // now.
   while (!reply && reply.error().status == Status::busy && !settled.passed()) {
-    sys::rest(kLeastRest);
+    session_->await_pool_move(moves, settled);
+    moves = session_->pool_moves();
     reply = join(*session_, again, Deadline::after(0));
   }
   if (!reply) return error(reply.error().status, "the forked child could not join the pool: " + reply.error().sentence);

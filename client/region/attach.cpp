@@ -5,7 +5,6 @@
 #include <array>
 #include <cstring>
 
-#include "base/sys_process.hpp"
 #include "client/region/obtain.hpp"
 #include "client/session/call.hpp"
 #include "client/session/late_reply.hpp"
@@ -149,31 +148,22 @@ void attach_in_places(const std::shared_ptr<Session>& session, std::span<const A
   }
 }
 
-Result<void> wait_for(Session::OwnWatch& watch, Result<void> begun, Deadline deadline) {
-  if (!begun || watch.state() != 0) return begun;
-  SHMB_TRY_VOID(watch.await(deadline));
-  return {};
-}
-
-// Until the region is ready, or gone: then the next ATTACH tells.
+// Until the region is ready, or it or the ticket is gone: then the next ATTACH tells.
 Result<void> wait_for_writer(Session& session, const Target& target, Deadline deadline) {
   WatchSpec spec;
   spec.kind = SHMBW_WATCH_KIND_REGION;
-  spec.region = target.region;
+  if (target.by == SHMBW_ATTACH_BY_TICKET) spec.ticket = target.ticket;
+  else spec.region = target.region;
   if (target.by == SHMBW_ATTACH_BY_NAME) {
     auto row = find_region(session, target.address, Deadline::after(0));
     if (!row) return row.error().status == Status::not_found ? Result<void>{} : std::unexpected(row.error());
     spec.region = row->record.region;
   }
   Session::OwnWatch watch(session);
-  auto begun =
-      target.by == SHMBW_ATTACH_BY_TICKET ? error(Status::not_found, "") : watch.begin(spec, Deadline::after(0));
-  if (!begun && begun.error().status == Status::not_found) {
-    // The bearer of a ticket may not watch a region that it has no lease on: it looks again instead.
-    sys::rest(5'000'000);
-    return {};
-  }
-  return wait_for(watch, std::move(begun), deadline);
+  auto begun = watch.begin(spec, Deadline::after(0));
+  if (!begun) return begun.error().status == Status::not_found ? Result<void>{} : begun;
+  if (watch.state() == 0) SHMB_TRY_VOID(watch.await(deadline));
+  return {};
 }
 
 }  // namespace

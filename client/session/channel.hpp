@@ -40,6 +40,7 @@
 #include "client/session/condition.hpp"
 #include "client/session/deadline.hpp"
 #include "client/session/group_places.hpp"
+#include "client/session/pool_places.hpp"
 #include "proto/codec.hpp"
 #include "proto/packet.hpp"
 #include "proto/refusal.hpp"
@@ -189,6 +190,7 @@ class Channel {
   std::string lost_reason();
   std::mutex& mutex() { return mutex_; }
   GroupPlaces groups;                        // under `mutex`
+  PoolPlaces pools;                          // under `mutex`
   void set_lost_reason(std::string reason);  // for a session that never came to be
 
  private:

@@ -25,7 +25,12 @@ class LateReply {
  public:
   LateReply(Channel& channel, std::span<const std::byte> request, const wire::PacketView& reply,
             std::span<const Fd> descriptors)
-      : fds(descriptors), groups(channel.groups), channel_(channel), request_(request), reply_(reply) {}
+      : fds(descriptors),
+        groups(channel.groups),
+        pools(channel.pools),
+        channel_(channel),
+        request_(request),
+        reply_(reply) {}
   LateReply(const LateReply&) = delete;
   LateReply& operator=(const LateReply&) = delete;
 
@@ -75,6 +80,7 @@ class LateReply {
 
   const std::span<const Fd> fds;  // of the reply; closed after the function
   GroupPlaces& groups;
+  PoolPlaces& pools;
 
  private:
   Channel& channel_;

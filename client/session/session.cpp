@@ -235,21 +235,32 @@ bool Session::withdraw_lease(std::list<HeldLease*>::iterator place) {
 
 void Session::note_pool(std::uint64_t id, const std::shared_ptr<Pool>& pool, bool whole) {
   Channel::Lock lock(channel_.mutex());
-  std::erase_if(pools_, [&](const Joined& joined) { return joined.id == id || joined.pool.expired(); });
-  pools_.push_back({id, whole, pool});
+  channel_.pools.note(id, pool, whole);
 }
 
 std::shared_ptr<Pool> Session::pool(std::uint64_t id) {
   Channel::Lock lock(channel_.mutex());
-  for (const Joined& joined : pools_)
-    if (joined.id == id && joined.whole) return joined.pool.lock();
-  return nullptr;
+  return channel_.pools.find(id);
 }
 
 bool Session::makes_pool(std::uint64_t id) {
   Channel::Lock lock(channel_.mutex());
-  return std::ranges::any_of(
-      pools_, [&](const Joined& joined) { return joined.id == id && !joined.whole && !joined.pool.expired(); });
+  return channel_.pools.makes(id);
+}
+
+std::uint64_t Session::pool_moves() {
+  Channel::Lock lock(channel_.mutex());
+  return channel_.pools.moves;
+}
+
+void Session::pool_moved() {
+  Channel::Lock lock(channel_.mutex());
+  channel_.pools.moved();
+}
+
+void Session::await_pool_move(std::uint64_t seen, Deadline deadline) {
+  Channel::Lock lock(channel_.mutex());
+  while (channel_.pools.moves == seen && !deadline.passed()) channel_.pools.changed.wait(lock, deadline);
 }
 
 std::uint64_t Session::next_local_id() {
@@ -267,6 +278,7 @@ Result<Answered<SHMBW_OP_WATCH>> ask_to_watch(Session& session, const WatchSpec&
   request.kind = spec.kind;
   request.events = spec.events != 0 ? spec.events : all_events(spec.kind);
   request.region = spec.region;
+  std::ranges::copy(spec.ticket.bytes, request.ticket);
   request.group = spec.group;
   if (spec.pool) request.flags |= SHMBW_WATCH_POOL;
   names::Address address;

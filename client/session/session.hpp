@@ -69,12 +69,13 @@ struct GroupLimit {
   std::uint64_t bytes = 0, before = 0, used = 0;  // UINT64_MAX: none
 };
 
-// The subject of a watch: a region, a name at an address, a group by id or name, or the reclaims of a group or of the
-// caller's uid.
+// The subject of a watch: a region (by a ticket for a session without a lease on it), a name at an address, a group by
+// id or name, or the reclaims of a group or of the caller's uid.
 struct WatchSpec {
   shmbw_watch_kind kind = SHMBW_WATCH_KIND_REGION;
   std::uint32_t events = 0;  // 0: all of the kind
   shmbw_region_ref region{};
+  Token ticket = {};  // zeros: none
   std::uint64_t group = 0;
   std::string address;
   bool pool = false;  // kind name: of a pool, not of a region
@@ -158,12 +159,13 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   // False: in a forked child that has not called yet, and now has nothing of it to take over. A child that is just
   // taking over is waited for.
   bool withdraw_lease(std::list<HeldLease*>::iterator place);
-  // A session joins a pool once, and its handles share the object here. It is found by id: the pool behind a name
-  // changes with the session's group, a removal or a new pool, and only the broker knows of all three.
-  // Not whole: its maker still adds the memory.
+  // Its pools, see pool_places.hpp.
   void note_pool(std::uint64_t id, const std::shared_ptr<Pool>& pool, bool whole);
-  std::shared_ptr<Pool> pool(std::uint64_t id);  // a whole one
+  std::shared_ptr<Pool> pool(std::uint64_t id);
   bool makes_pool(std::uint64_t id);
+  std::uint64_t pool_moves();
+  void pool_moved();
+  void await_pool_move(std::uint64_t seen, Deadline deadline);  // until there was one after `seen`, or the deadline
   bool pump() { return channel_.pump(); }
   std::vector<GpuEvent> take_gpu_events() { return channel_.take_gpu_events(); }
   std::uint64_t asked_back() const { return channel_.asked_back(); }
@@ -198,12 +200,6 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   SessionFacts facts_;
   std::string program_;
   std::list<HeldLease*> leases_;
-  struct Joined {
-    std::uint64_t id;
-    bool whole;
-    std::weak_ptr<Pool> pool;
-  };
-  std::vector<Joined> pools_;
   std::uint64_t last_local_id_ = 0;
 };
 

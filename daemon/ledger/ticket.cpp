@@ -94,6 +94,7 @@ void destroy_ticket(Tickets& tickets, Ticket& ticket) {
   Region& region = *ticket.region;
   std::uint32_t uid = ticket.maker_uid;
   const Secret secret = ticket.secret;
+  tell_ticket_ends(tickets.regions.watches, ticket);
   if (ticket.left()) --tickets.accounts.uids.at(uid).tickets_left;
   if (ticket.with) ticket.with->tickets.remove(ticket);
   if (ticket.payer) ticket.payer->paid_tickets.remove(ticket);

@@ -13,6 +13,7 @@
 #include "daemon/kit/list.hpp"
 #include "daemon/kit/secret.hpp"
 #include "daemon/kit/timers.hpp"
+#include "daemon/ledger/watch.hpp"
 
 namespace shmb::daemon {
 
@@ -41,6 +42,7 @@ struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
   // the session that made it; null: that one has ended, and the ticket counts for its user alone
   Session* payer = nullptr;
   std::int64_t expires = 0;
+  List<Watch, OfTicket> watchers;  // sessions that wait, without a lease, for the region to be ready
   Charge charge;
   bool left() const { return payer == nullptr && with == nullptr; }  // no session holds it any more
 };

@@ -7,6 +7,7 @@
 #include "daemon/ledger/host.hpp"
 #include "daemon/ledger/refuse.hpp"
 #include "daemon/ledger/regions.hpp"
+#include "daemon/ledger/ticket.hpp"
 #include "daemon/ledger/watches.hpp"
 #include "proto/codec.hpp"
 
@@ -37,6 +38,7 @@ Result<Watch*> make_watch(Watches& watches, Session& session, shmbw_watch_kind k
 
 void destroy_watch(Watches& watches, Watch& watch) {
   if (watch.region) watch.region->watchers.remove(watch);
+  if (watch.ticket) watch.ticket->watchers.remove(watch);
   if (watch.group) watch.group->watchers.remove(watch);
   if (watch.kind == SHMBW_WATCH_KIND_RECLAIM) reclaims_of(watches, *watch.session).remove(watch);
   if (watch.name) {
@@ -93,6 +95,15 @@ void tell_region(Watches& watches, Region& region, shmbw_watch_event_flags what)
       send(*watch.session, op, event);
     }
     if (what == SHMBW_WATCH_EVENT_GONE) destroy_watch(watches, watch);
+  });
+}
+
+void tell_ticket_ends(Watches& watches, Ticket& ticket) {
+  ticket.watchers.each([&](Watch& watch) {
+    if ((watch.events & SHMBW_WATCH_EVENT_GONE) != 0)
+      send(*watch.session, SHMBW_EVENT_REGION_GONE,
+           shmbw_region_gone_event{++watch.session->sequence, watch.id, ticket.region->ref()});
+    destroy_watch(watches, watch);
   });
 }
 

@@ -23,15 +23,18 @@ struct Region;
 
 struct Watch;
 struct OfTarget;
+struct OfTicket;
+struct Ticket;
 using Watchers = List<Watch, OfTarget>;
 // Keyed by name_key() and pool_name_key() of name_table.hpp. No entry is empty.
 using NameWatches = std::pmr::map<std::string, Watchers>;
-struct Watch : Hook<Watch, OfTarget> {
+struct Watch : Hook<Watch, OfTarget>, Hook<Watch, OfTicket> {
   std::uint64_t id = 0;
   Session* session = nullptr;
   shmbw_watch_kind kind = SHMBW_WATCH_KIND_CANCEL;
   std::uint32_t events = 0;
   Region* region = nullptr;
+  Ticket* ticket = nullptr;  // by which it watches `region`; its end is that of the watch
   Group* group = nullptr;
   std::uint64_t only_group = 0;  // reclaim: 0 all
   NameWatches::value_type* name = nullptr;
@@ -47,6 +50,7 @@ Watchers& reclaims_of(Watches& watches, const Session& session);  // those that 
 bool cancel_watch(Watches& watches, Session& session, std::uint64_t id);
 
 void tell_region(Watches& watches, Region& region, shmbw_watch_event_flags what);  // `gone` ends the watches
+void tell_ticket_ends(Watches& watches, Ticket& ticket);                           // ends the watches by it
 void tell_name(Watches& watches, const Group& group, const Region& region);
 void tell_pool_name(Watches& watches, const Group& group, std::string_view name, std::uint64_t pool);
 // Notifies each holder of a lease, and each watcher.

@@ -209,13 +209,18 @@ void serve_group_limit(const Request& request) {
 namespace {
 
 Result<Watch*> watch_region(Ledger& ledger, Session& session, const shmbw_watch& wish, std::uint32_t& state) {
-  Region* region = ledger.regions.find(wish.region.id);
-  if (!region || authority(session, *region) == 0) return std::unexpected(no_such_region(wish.region.id));
+  const Secret token = Secret::from(wish.ticket);
+  Ticket* const ticket = token.zero() ? nullptr : find_ticket(ledger.tickets, token);
+  if (!token.zero() && !ticket) return std::unexpected(no_such_ticket());
+  Region* const region = ticket ? ticket->region : ledger.regions.find(wish.region.id);
+  if (!region || (!ticket && authority(session, *region) == 0)) return std::unexpected(no_such_region(wish.region.id));
   if (wish.region.generation != 0 && wish.region.generation != region->generation)
     return std::unexpected(stale_region(region->id, wish.region.generation, region->generation));
   auto watch = make_watch(ledger.watches, session, SHMBW_WATCH_KIND_REGION, wish.events, region->watchers);
   if (!watch) return watch;
   (*watch)->region = region;
+  (*watch)->ticket = ticket;
+  if (ticket) ticket->watchers.push_back(**watch);
   if (region->unmapped_writers == 0) state |= SHMBW_WATCH_EVENT_READY;
   if (region->state == SHMBW_REGION_STATE_PUBLISHED) state |= SHMBW_WATCH_EVENT_PUBLISHED;
   return watch;

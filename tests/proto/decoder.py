@@ -33,7 +33,7 @@ REQUESTS = {
     10: ("group_join", False, "16:token I:owner_uid I:flags H:name_len H:reserved0 I:reserved1", "name"),
     11: ("group_leave", False, "Q:group", ""),
     12: ("group_end", False, "Q:group I:flags H:name_len H:reserved", "name"),
-    13: ("watch", False, "I:kind I:events I:owner_uid I:flags R:region Q:group Q:watch H:group_len H:name_len I:reserved",
+    13: ("watch", False, "I:kind I:events I:owner_uid I:flags R:region Q:group Q:watch H:group_len H:name_len I:reserved 16:ticket",
          "group name"),
     14: ("list", False, "I:table I:flags Q:cursor Q:group R:region I:owner_uid H:group_len H:name_len", "group name"),
     15: ("status", False, "Q:reserved", ""),

@@ -44,6 +44,52 @@ TEST_CASE("uses are counted down by successful attaches only") {
   CHECK(owner.status().tickets == 0);
 }
 
+TEST_CASE("a session without a lease watches a region by a ticket, until the region is ready or the ticket over") {
+  World world(private_config());
+  Client owner = world.client(1000), guest = world.client(1000);
+  owner.make_group({.name = "job"});
+  owner.join("job");
+  const Created created = owner.create();
+  const auto ticket = Client::ticket_of(owner.ticket(created.ref(), kRead, 2));
+  shmbw_watch wish{};
+  wish.kind = SHMBW_WATCH_KIND_REGION;
+  wish.events = SHMBW_WATCH_EVENT_READY | SHMBW_WATCH_EVENT_GONE;
+  std::ranges::copy(ticket, wish.ticket);
+  const auto watched = [&] { return guest.call(SHMBW_OP_WATCH, wish).fixed<shmbw_watch_reply>(); };
+  CHECK(watched().state == 0);
+  owner.ready(created.ref());
+  REQUIRE(guest.link().events.size() == 1);
+  CHECK(guest.link().events[0].op() == (SHMBW_EVENT_REGION_READY | SHMBW_EVENT));
+  CHECK(watched().state == SHMBW_WATCH_EVENT_READY);
+  CHECK(owner.rows<shmbw_ticket_record>(SHMBW_TABLE_TICKETS).at(0).uses_left == 2);
+  owner.revoke(ticket);
+  REQUIRE(guest.link().events.size() == 3);  // one for each watch
+  for (const std::size_t i : {1, 2}) {
+    CHECK(guest.link().events[i].op() == (SHMBW_EVENT_REGION_GONE | SHMBW_EVENT));
+    CHECK(guest.link().events[i].fixed<shmbw_region_gone_event>().region.id == created.ref().id);
+  }
+  CHECK(owner.status().watches == 0);
+  CHECK(owner.status().regions == 1);
+  CHECK(guest.call(SHMBW_OP_WATCH, wish).status() == Status::not_found);
+}
+
+TEST_CASE("a watch by a ticket that ends first leaves the ticket as it is") {
+  World world;
+  Client owner = world.client(1000), guest = world.client(2000);
+  const Created created = owner.create();
+  const auto ticket = Client::ticket_of(owner.ticket(created.ref(), kRead));
+  shmbw_watch wish{};
+  wish.kind = SHMBW_WATCH_KIND_REGION;
+  wish.events = SHMBW_WATCH_EVENT_GONE;
+  std::ranges::copy(ticket, wish.ticket);
+  CHECK(guest.call(SHMBW_OP_WATCH, wish).status() == Status::ok);
+  guest.die();
+  CHECK(owner.status().watches == 0);
+  owner.revoke(ticket);
+  owner.release(created.ref());
+  CHECK(owner.status().regions == 0);
+}
+
 TEST_CASE("a ticket ends at its time, to the nanosecond, and gives its region back") {
   World world;
   Client owner = world.client(1000), guest = world.client(2000);
