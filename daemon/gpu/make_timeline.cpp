@@ -65,7 +65,7 @@ Result<Region*> make_timeline(Gpu& gpu, Session& session, const shmbw_gpu_timeli
   region.state = SHMBW_REGION_STATE_READY;
   region.gpu = std::make_unique<GpuMemory>();
   region.gpu->kind = SHMBW_GPU_KIND_TIMELINE;
-  region.gpu->exporter = &session;
+  region.gpu->exporter = session.id;
   region.gpu->exporter_pid = session.pid;
   region.gpu->descriptors = 1;
   region.gpu->timeline = std::make_shared<Timeline>(gpu.regions.releaser, std::move(charge));

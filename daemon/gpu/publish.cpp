@@ -246,7 +246,7 @@ Result<PublishedGpu> publish_gpu(Gpu& gpu, Session& session, const shmbw_gpu_pub
     free_region(gpu.regions, region);
     return std::unexpected(lease.error());
   }
-  memory.exporter = &session;
+  memory.exporter = session.id;
   // The region that had the name keeps it until the last chunk has come. A new name keeps its place for as long.
   if (!name.empty() && memory.state == SHMBW_GPU_STATE_INCOMPLETE)
     region.promised = std::make_unique<Promised>(std::string(name), std::exchange(region.keep, 0),
@@ -259,7 +259,7 @@ Result<PublishedGpu> publish_gpu(Gpu& gpu, Session& session, const shmbw_gpu_pub
 Result<void> add_gpu_chunks(Gpu& gpu, Session& session, Region& region, const shmbw_gpu_chunks& wish,
                             std::span<Fd> descriptors) {
   GpuMemory& memory = *region.gpu;
-  if (memory.exporter != &session) return error(Status::denied, "only its publisher gives a region its chunks");
+  if (memory.exporter != session.id) return error(Status::denied, "only its publisher gives a region its chunks");
   if (memory.state != SHMBW_GPU_STATE_INCOMPLETE)
     return error(Status::invalid, "the region has all its " + std::to_string(memory.chunks) + " chunks");
   if (wish.first != memory.present() || wish.count == 0 || wish.count > memory.chunks - memory.present())

@@ -71,8 +71,8 @@ void gpu_session_over(Regions& regions, Session& session) {
     Region& region = *lease.region;
     if (!region.gpu) continue;
     GpuMemory& gpu = *region.gpu;
-    const bool exporter = gpu.exporter == &session;
-    if (exporter) gpu.exporter = nullptr;
+    const bool exporter = gpu.exporter == session.id;
+    if (exporter) gpu.exporter = 0;
     if (gpu.timeline) {
       if (exporter) end_timeline(regions, region, SHMBW_GPU_WORD_STATUS_PRODUCER_DEAD, session.pid);
     } else if (exporter && gpu.kind == SHMBW_GPU_KIND_LEGACY) {
@@ -110,8 +110,8 @@ void drop_leases_of_dead(Sessions& sessions, Session& session) {
 void gpu_lease_over(Regions& regions, Lease& lease) {
   Region& region = *lease.region;
   GpuMemory& gpu = *region.gpu;
-  if (gpu.exporter != lease.session) return;
-  gpu.exporter = nullptr;
+  if (gpu.exporter != lease.session->id) return;
+  gpu.exporter = 0;
   if (gpu.timeline) return end_timeline(regions, region, SHMBW_GPU_WORD_STATUS_CLOSED, lease.session->pid);
   if (gpu.state != SHMBW_GPU_STATE_INCOMPLETE) return;
   set_gpu_state(region, SHMBW_GPU_STATE_INVALID, 0, lease.session->pid);
@@ -121,8 +121,9 @@ void gpu_lease_over(Regions& regions, Lease& lease) {
 bool settle_gpu(Regions& regions, Region& region) {
   GpuMemory& gpu = *region.gpu;
   const std::uint64_t id = region.id;
-  if (gpu.state == SHMBW_GPU_STATE_RETIRED && gpu.exporter && region.leases.size() == 1) {
-    Session& owner = *std::exchange(gpu.exporter, nullptr);
+  if (gpu.state == SHMBW_GPU_STATE_RETIRED && gpu.exporter != 0 && region.leases.size() == 1) {
+    Session& owner = *region.leases.first()->session;
+    gpu.exporter = 0;
     tell_gpu_drained(owner, region);
     region.bytes_charge.give_back();  // a ticket or a message may still name the region
     if (Lease* own = find_lease(owner, region)) drop_lease(regions, *own);

@@ -44,7 +44,7 @@ struct GpuMemory {
   std::uint64_t chunk_bytes = 0, granularity = 0, offset = 0, allocation = 0, manifest_bytes = 0;
   sys::GpuUuid uuid{};
   std::array<std::uint8_t, 64> handle{};
-  Session* exporter = nullptr;  // while it has its lease
+  std::uint64_t exporter = 0;  // the session of its publisher, while that has its lease; else 0
   std::shared_ptr<GpuNode> node;
   std::vector<Fd> files;  // keeper, share, keeper, share, ...
   Fd manifest;

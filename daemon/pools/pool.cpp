@@ -127,7 +127,7 @@ void close_doorbell(Pools& pools, Participant& who) {
 // D1 at once. The repair then continues for one portion here, and in later turns of the loop.
 void part(Pools& pools, Pool& pool, std::uint32_t index, ParticipantState as) {
   Participant& who = pool.participants[index];
-  if (pool.making.session == who.session) pool.making = {};
+  if (who.session && pool.making.session == who.session->id) pool.making = {};
   who.session = nullptr;
   who.state = as;
   pool.view.header().doorbells.fetch_and(~(std::uint64_t{1} << index), std::memory_order_release);
@@ -562,7 +562,7 @@ void leave_pools_over(Pools& pools, Session& session) {
 
 void forget_lanes_in_making(Pools& pools, const Session& session) {
   for (const auto& [id, index] : session.pools)
-    if (Pool* pool = find_pool(pools, id); pool && pool->making.session == &session) pool->making = {};
+    if (Pool* pool = find_pool(pools, id); pool && pool->making.session == session.id) pool->making = {};
 }
 
 void move_participations(Pools& pools, Session& from, Session& to) {
@@ -570,7 +570,7 @@ void move_participations(Pools& pools, Session& from, Session& to) {
     if (!to.pools.try_emplace(id, index).second) continue;
     if (Pool* pool = find_pool(pools, id)) {
       pool->participants[index].session = &to;
-      if (pool->making.session == &from) pool->making = {};
+      if (pool->making.session == from.id) pool->making = {};
     }
   }
   from.pools.clear();

@@ -347,7 +347,7 @@ void close_for_all(QueueEntry& entry) {
 bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
                      std::string_view name) {
   LaneInMaking& making = pool.making;
-  if (making.session && making.session != &session) return false;  // that session's lane is made first
+  if (making.session != 0 && making.session != session.id) return false;  // that session's lane is made first
   const std::uint32_t queue = find_queue(pool, name);
   const bool fresh = queue == kNone;
   const shmbw_queue_open wish = with_cells(asked, fresh ? nullptr : &pool.view.queue(queue));
@@ -367,11 +367,11 @@ bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, co
     const bool makes = needed.kind == QueueKind::spsc ? read && written : writer;
     const auto offset = makes ? lane_offset(pool, entry, queue, needed) : std::nullopt;
     if (offset) {
-      needed.session = &session;
+      needed.session = session.id;
       needed.offset = *offset;
     }
   }
-  if (!needed.session) {
+  if (needed.session == 0) {
     making = {};
     return true;
   }

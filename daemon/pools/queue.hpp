@@ -41,7 +41,7 @@ struct LaneBook {
 // Memory of a lane that is being made. Its cells are written in portions, in turns of the session that opens the queue
 // (law 8). Meanwhile no other lane of the pool is made, so no memory has to be reserved.
 struct LaneInMaking {
-  Session* session = nullptr;  // the session that opens the queue; null: no lane is being made
+  std::uint64_t session = 0;  // the session that opens the queue; 0: no lane is being made
   std::uint64_t offset = 0;
   pool::QueueKind kind = pool::QueueKind::spsc;
   std::uint32_t cells = 0, cell_size = 0;

@@ -326,7 +326,7 @@ Result<Reported> report_written(Ledger& ledger, Lease& lease) {
 
 // The session may keep references as a reader.
 Result<Reported> report_timeline_over(Ledger& ledger, Lease& lease) {
-  if (lease.region->gpu->exporter != lease.session)
+  if (lease.region->gpu->exporter != lease.session->id)
     return error(Status::denied, "only a timeline's producer says that it is written");
   gpu_lease_over(ledger.regions, lease);
   return Reported{lease.region->gpu->state, 1};
@@ -387,14 +387,14 @@ static Result<shmbw_gpu_retire_reply> retire(Ledger& ledger, Session& session, c
   GpuMemory& gpu = *region.gpu;
   if (gpu.kind != SHMBW_GPU_KIND_LEGACY)
     return error(Status::invalid, "only memory of kind legacy is retired; release the lease on any other region");
-  if (gpu.exporter != &session) return error(Status::denied, "only its publisher retires a region");
+  if (gpu.exporter != session.id) return error(Status::denied, "only its publisher retires a region");
   const std::uint32_t users = region.leases.size() - 1;
   region.group->names.remove(region);
   if (users != 0) {
     set_gpu_state(region, SHMBW_GPU_STATE_RETIRED, 0, session.pid);
     return shmbw_gpu_retire_reply{{}, users, 0};
   }
-  gpu.exporter = nullptr;
+  gpu.exporter = 0;
   gpu.state = SHMBW_GPU_STATE_RETIRED;
   region.bytes_charge.give_back();  // a ticket or a message may still name the region
   drop_lease(ledger.regions, *lease);

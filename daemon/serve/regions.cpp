@@ -209,7 +209,7 @@ Result<void> release(Ledger& ledger, Session& session, const shmbw_release& wish
                                       " references to the region, not " + std::to_string(wish.count));
   if (unname && ((lease ? lease->rights : target.may) & SHMBW_RIGHT_RELEASE) == 0)
     return error(Status::denied, "taking a region's name away needs the right release");
-  if (lease && region.gpu && region.gpu->kind == SHMBW_GPU_KIND_LEGACY && region.gpu->exporter == &session)
+  if (lease && region.gpu && region.gpu->kind == SHMBW_GPU_KIND_LEGACY && region.gpu->exporter == session.id)
     return error(
         Status::invalid,
         "others may still use this memory, which is its publisher's: retire it, and free it once it is drained");

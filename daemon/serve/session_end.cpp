@@ -13,7 +13,7 @@ void take_over(Ledger& ledger, Session& heir, Session& from) {
     auto node = from.leases.extract(from.leases.begin());
     Lease& lease = node.mapped();
     lease.session = &heir;
-    if (GpuMemory* gpu = lease.region->gpu.get(); gpu && gpu->exporter == &from) gpu->exporter = &heir;
+    if (GpuMemory* gpu = lease.region->gpu.get(); gpu && gpu->exporter == from.id) gpu->exporter = heir.id;
     lease.charge.move_to(heir.account);
     heir.leases.insert(std::move(node));
   }

@@ -432,7 +432,7 @@ void list_gpu_regions(const Request& request, const Filter& filter) {
     record.minor = gpu.node ? gpu.node->minor : kNoMinor;
     record.driver = gpu.driver;
     record.exporter_pid = gpu.exporter_pid;
-    record.exporter = gpu.exporter != nullptr;
+    record.exporter = gpu.exporter != 0;
     record.importers = region.leases.size() - record.exporter;
     region.leases.each([&](const Lease& lease) { record.leaving += lease.session->phase == Phase::ended; });
     record.tickets = region.tickets;
