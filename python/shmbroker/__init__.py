@@ -2,8 +2,8 @@
 """Shared memory owned by a broker, so that it goes when its users are gone.
 
 `connect()` opens a session. Regions, slots and messages are buffers: memoryview, numpy.asarray and torch.frombuffer take
-them without a copy. The import starts no thread, installs no handler and prints nothing. What needs more of the standard
-library is imported when it is used first.
+them without a copy. The import starts no thread, installs no handler and prints nothing. Modules that need more of the
+standard library are imported when they are used first.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def connect(socket: str | None = None, *, group: str | None = None, program: str
 
     - `group`: "NAME:TOKEN", the name of a group of this user (made if there is none), or "" for an unnamed one of its own
     - SHMBROKER_GROUP, which `shmbroker run` sets
-    - the group `shell-UID` of this user, where programs that were started apart meet. What is made there under a name
+    - the group `shell-UID` of this user, where programs that were started apart meet. An object made there under a name
       goes with its last holder, unless it is made with `keep=` or `name_with_holders=False`
     """
     token = group if group and len(group.rpartition(":")[2]) == 32 and ":" in group else None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SharedMemory` and `ShareableList` as multiprocessing.shared_memory has them, on regions of the broker.
 
-What differs: there is no resource tracker, so a process that exits destroys nothing that others use. Memory is there when
-the constructor returns, so no access ends in SIGBUS. `close()` refuses while anything still uses the memory, and an array
-over `buf` keeps the memory when the object goes. What nobody unlinks goes with the keep of its group.
+The differences: there is no resource tracker, so a process that exits destroys nothing that others use. Memory is there
+when the constructor returns, so no access ends in SIGBUS. `close()` refuses while anything still uses the memory, and an
+array over `buf` keeps the memory when the object goes. Memory that no process unlinks goes
+with the keep of its group.
 """
 from __future__ import annotations
 

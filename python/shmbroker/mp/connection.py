@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipe: the connections of the standard library, whose large buffers travel in regions.
 
-What goes through the socket is an ordinary pickle. For large buffers it is a small one, with a ticket: whoever unpickles it
-first gets the region. The broker holds it meanwhile, also when the sender has ended. If the receiver has gone, the sender
-takes its tickets back when it notices, and when it closes the connection.
+The socket carries an ordinary pickle. For large buffers it is a small one, with a ticket: the process that unpickles
+it first gets the region. The broker holds it meanwhile, also when the sender has ended. If the receiver has gone, the
+sender takes its tickets back when it notices, and when it closes the connection.
 """
 from __future__ import annotations
 

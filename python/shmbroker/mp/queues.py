@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queue, JoinableQueue and SimpleQueue over queues of the broker.
 
-Pickling is done in `put`, so an object that cannot be pickled is an exception there and not a lost item. What was put
-arrives even if this process is killed at its next instruction, as long as its lane has room (unsent.py).
+Pickling is done in `put`, so an object that cannot be pickled is an exception there and not a lost item. An item that was
+put arrives even if this process is killed at its next instruction, as long as its lane has room (unsent.py).
 """
 from __future__ import annotations
 

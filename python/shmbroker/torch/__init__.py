@@ -4,7 +4,7 @@
 After it torch.multiprocessing, `share_memory_()` and the workers of a DataLoader use memory of the broker: used again
 instead of fresh, without names, without a descriptor for each tensor. `uninstall()` gives stock torch back.
 
-What torch offers to hook into is looked for when `install` is called, not by version. Where something is missing, torch
+`install` looks for the hooks that torch offers, and not for its version. Where something is missing, torch
 stays as it is, and one warning on local rank 0 says so. `shmbroker.torch.multiprocessing` is the way without patching.
 """
 from __future__ import annotations

@@ -2,14 +2,14 @@
 """torch.multiprocessing.spawn, with ranks that end together.
 
 The names, the arguments, the exceptions and their texts are those of torch, so that a program changes its import alone.
-What happens to the ranks is what docs/spawn.md says, and not what torch does:
+The ranks are treated as docs/spawn.md says, and not as torch does:
 
 - the first failure in time is named, and every join tells the same one
 - when join returns no process of the ranks is left, nor what they have started; also when the parent was killed
 - a rank that ends before its function has returned has failed, with exit code 0 too, and of SIGINT or KeyboardInterrupt
 
-What torch says of a target is kept. Arguments are pickled for each rank, the result is dropped, and the environment of the
-ranks is that of the parent. `shmbroker.spawn` has results, and the variables of torchrun.
+The rules of torch for a target are kept. Arguments are pickled for each rank, the result is dropped, and the environment of
+the ranks is that of the parent. `shmbroker.spawn` has results, and the variables of torchrun.
 
 torch itself is asked for its classes and its words, whatever its version. Nothing here needs install().
 """
