@@ -8,8 +8,8 @@
 #include <set>
 
 #include "client/calls/gpu_calls.hpp"
+#include "tests/client/support.hpp"
 #include "tests/cuda/meeting.hpp"
-#include "tests/support/session.hpp"
 
 namespace cuda_tests {
 namespace {
@@ -47,25 +47,27 @@ Outcome ask_devices(const Meeting&) { return outcome_of(gpu::try_devices()); }
 
 // A session of the inside of the library, with its GPU named, which can say what the public face never would.
 struct Inside {
-  explicit Inside(const Meeting& meeting) : session(support::must(support::try_open(meeting.broker.socket()))) {
+  explicit Inside(const Meeting& meeting)
+      : session(client_tests::must(client_tests::try_open(meeting.broker.socket()))) {
     const auto known = gpu::devices();
     std::memcpy(uuid.data(), known[0].uuid, uuid.size());
-    (void)support::must(
+    (void)client_tests::must(
         shmb::client::gpu_device(*session, uuid, known[0].pci, -1, shmb::client::Deadline::after(60'000'000'000)));
     shmb::client::Token token;
     std::memcpy(token.bytes.data(), meeting.group.token.data(), 16);
-    (void)support::must(session->join_group(token, 0, shmb::client::Deadline::after(60'000'000'000)));
+    (void)client_tests::must(session->join_group(token, 0, shmb::client::Deadline::after(60'000'000'000)));
   }
   // Files that only look like exports, or true ones.
-  shmbroker::RegionId publish(std::uint32_t flags, int keeper, int share) {
+  shmbroker::RegionId publish(std::uint32_t flags, int keeper, int share, std::uint64_t chunks = 1) {
     shmb::client::GpuPublish wish;
-    wish.bytes = 2 * kMiB;
+    wish.bytes = chunks * 2 * kMiB;
+    if (chunks > 1) wish.chunk_bytes = 2 * kMiB;
     wish.uuid = uuid;
     wish.flags = flags;
     wish.chunks = {{keeper, share}};
-    auto made =
-        support::must(shmb::client::gpu_publish(*session, {&wish, 1}, shmb::client::Deadline::after(60'000'000'000)));
-    const auto ref = support::must(std::move(made.front())).region;
+    auto made = client_tests::must(
+        shmb::client::gpu_publish(*session, {&wish, 1}, shmb::client::Deadline::after(60'000'000'000)));
+    const auto ref = client_tests::must(std::move(made.front())).region;
     return {{}, ref.id, ref.generation};
   }
   shmbroker::RegionId publish_true(std::uint32_t flags) {
@@ -92,7 +94,7 @@ struct Inside {
 template <class Ask>
 Outcome once_it_is(Status status, Ask ask) {
   Outcome seen;
-  (void)eventually([&] {
+  (void)comes_true([&] {
     seen = ask();
     return seen.status == status;
   });
@@ -148,7 +150,7 @@ const std::vector<Producing>& all_producing() {
          return outcome_of(gpu::Lease::try_lend(session, at, kMiB, {}));
        }},
       {Status::too_small,
-       "may have spoilt it",
+       "other processes may have it mapped",
        {},
        [](const Meeting& meeting) { return import_failing(meeting, "cuMemMap:1:1"); }},
       {Status::out_of_memory,
@@ -255,7 +257,7 @@ const std::vector<Producing>& all_producing() {
          harness::BrokerOptions options;
          options.seam = "gpu=/nowhere";  // not where this process' driver has its nodes
          const harness::BrokerFixture broker(options);
-         auto session = connect(broker.socket());
+         auto session = session_on(broker.socket());
          auto region = gpu::Region::allocate(session, kMiB);
          return outcome_of(region.try_publish());
        }},
@@ -281,12 +283,14 @@ const std::vector<Producing>& all_producing() {
          Inside inside(meeting);
          const int keeper = ::memfd_create("fakecuda:junk", MFD_CLOEXEC);
          const int share = ::memfd_create("fakecuda:junk", MFD_CLOEXEC);
-         const auto id = inside.publish(0, keeper, share);
-         (void)gpu::Region::try_import(session, id);  // the first to try tells
-         const auto refused = outcome_of(gpu::Region::try_import(session, id));
-         const shmb::client::GpuRelease back{{id.id, id.generation, 0}, 1, false};
-         support::must(shmb::client::gpu_release(*inside.session, {&back, 1}, shmb::client::Deadline::after(0)));
-         return refused;
+         const auto id = inside.publish(0, keeper, share, 2);  // and the second chunk never comes
+         const shmbw_region_ref ref{id.id, id.generation, 0};
+         const auto soon = shmb::client::Deadline::after(60'000'000'000);
+         // A ticket keeps it when its publisher lets go.
+         (void)client_tests::must(shmb::client::make_ticket(*inside.session, ref, SHMBW_RIGHT_MAP_READ, 1, 0, soon));
+         const shmb::client::GpuRelease back{ref, 1, false};
+         client_tests::must(shmb::client::gpu_release(*inside.session, {&back, 1}, soon));
+         return outcome_of(gpu::Region::try_import(session, id));
        }},
       {Status::other_kind,
        "open it with the functions for GPU regions",
