@@ -8,8 +8,8 @@
 #include <set>
 
 #include "client/calls/gpu_calls.hpp"
-#include "tests/client/support.hpp"
 #include "tests/cuda/meeting.hpp"
+#include "tests/support/session.hpp"
 
 namespace cuda_tests {
 namespace {
@@ -47,15 +47,14 @@ Outcome ask_devices(const Meeting&) { return outcome_of(gpu::try_devices()); }
 
 // A session of the inside of the library, with its GPU named, which can say what the public face never would.
 struct Inside {
-  explicit Inside(const Meeting& meeting)
-      : session(client_tests::must(client_tests::try_open(meeting.broker.socket()))) {
+  explicit Inside(const Meeting& meeting) : session(support::must(support::try_open(meeting.broker.socket()))) {
     const auto known = gpu::devices();
     std::memcpy(uuid.data(), known[0].uuid, uuid.size());
-    (void)client_tests::must(
+    (void)support::must(
         shmb::client::gpu_device(*session, uuid, known[0].pci, -1, shmb::client::Deadline::after(60'000'000'000)));
     shmb::client::Token token;
     std::memcpy(token.bytes.data(), meeting.group.token.data(), 16);
-    (void)client_tests::must(session->join_group(token, 0, shmb::client::Deadline::after(60'000'000'000)));
+    (void)support::must(session->join_group(token, 0, shmb::client::Deadline::after(60'000'000'000)));
   }
   // Files that only look like exports, or true ones.
   shmbroker::RegionId publish(std::uint32_t flags, int keeper, int share, std::uint64_t chunks = 1) {
@@ -65,9 +64,9 @@ struct Inside {
     wish.uuid = uuid;
     wish.flags = flags;
     wish.chunks = {{keeper, share}};
-    auto made = client_tests::must(
-        shmb::client::gpu_publish(*session, {&wish, 1}, shmb::client::Deadline::after(60'000'000'000)));
-    const auto ref = client_tests::must(std::move(made.front())).region;
+    auto made =
+        support::must(shmb::client::gpu_publish(*session, {&wish, 1}, shmb::client::Deadline::after(60'000'000'000)));
+    const auto ref = support::must(std::move(made.front())).region;
     return {{}, ref.id, ref.generation};
   }
   shmbroker::RegionId publish_true(std::uint32_t flags) {
@@ -94,7 +93,7 @@ struct Inside {
 template <class Ask>
 Outcome once_it_is(Status status, Ask ask) {
   Outcome seen;
-  (void)comes_true([&] {
+  (void)eventually([&] {
     seen = ask();
     return seen.status == status;
   });
@@ -287,9 +286,9 @@ const std::vector<Producing>& all_producing() {
          const shmbw_region_ref ref{id.id, id.generation, 0};
          const auto soon = shmb::client::Deadline::after(60'000'000'000);
          // A ticket keeps it when its publisher lets go.
-         (void)client_tests::must(shmb::client::make_ticket(*inside.session, ref, SHMBW_RIGHT_MAP_READ, 1, 0, soon));
+         (void)support::must(shmb::client::make_ticket(*inside.session, ref, SHMBW_RIGHT_MAP_READ, 1, 0, soon));
          const shmb::client::GpuRelease back{ref, 1, false};
-         client_tests::must(shmb::client::gpu_release(*inside.session, {&back, 1}, soon));
+         support::must(shmb::client::gpu_release(*inside.session, {&back, 1}, soon));
          return outcome_of(gpu::Region::try_import(session, id));
        }},
       {Status::other_kind,
