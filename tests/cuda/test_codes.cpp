@@ -256,7 +256,7 @@ const std::vector<Producing>& all_producing() {
          harness::BrokerOptions options;
          options.seam = "gpu=/nowhere";  // not where this process' driver has its nodes
          const harness::BrokerFixture broker(options);
-         auto session = session_on(broker.socket());
+         auto session = connect(broker.socket());
          auto region = gpu::Region::allocate(session, kMiB);
          return outcome_of(region.try_publish());
        }},
