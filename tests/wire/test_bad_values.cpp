@@ -437,7 +437,7 @@ TEST_CASE("groups, watches and lists refuse words that they do not know and thin
     watch([](auto& wish) { wish.kind = SHMBW_WATCH_KIND_NAME, wish.group_len = 2, wish.name_len = 1; },
           Status::not_found, "group", "#9n");
 
-    for (std::uint32_t table : {0U, SHMBW_TABLE_GPU_REGIONS + 1U, 255U, UINT32_MAX}) {
+    for (std::uint32_t table : {0U, SHMBW_TABLE_REFUSALS + 1U, 255U, UINT32_MAX}) {
       shmbw_list wish{};
       wish.table = table;
       check_plain(client, SHMBW_OP_LIST, wish, {}, Status::invalid, "list regions");
