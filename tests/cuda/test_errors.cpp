@@ -170,7 +170,7 @@ TEST_CASE("a published export that is no memory fails at each import, and nobody
   const auto second = support::must(std::move(lied.front())).region;
   CHECK(status_of(gpu::Region::try_import(session, shmbroker::RegionId{{}, second.id, second.generation})) ==
         Status::too_small);
-  // What the driver said to one importer is not held against the region: another one may have it.
+  // The answer of the driver to one importer is not held against the region: another one may have it.
   auto other = connect(broker.socket());
   other.join(group.token);
   {

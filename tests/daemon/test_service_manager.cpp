@@ -58,7 +58,7 @@ Fd listener(const std::string& path, int type = SOCK_SEQPACKET, bool listens = t
   return made;
 }
 
-// What a child reports that the manager has started with these variables and this descriptor 3.
+// The report of a child that the manager has started with these variables and this descriptor 3.
 std::string taken(int socket, const std::string& names, const std::string& count = "1", bool for_another = false) {
   auto ends = sys::seqpacket_pair();
   REQUIRE(ends);

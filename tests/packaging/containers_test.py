@@ -82,7 +82,7 @@ def slurm(folder):
         broker.send_signal(signal.SIGTERM)
         broker.wait()
 
-    # The epilog never fails, whatever it gets. What the tool is asked for stands in a file.
+    # The epilog never fails, whatever it gets. The request to the tool stands in a file.
     asked = folder / "asked"
     (tools / "shmbroker").unlink()
     (tools / "shmbroker").write_text(f'#!/bin/sh\necho "$@" >> {asked}\necho "cannot see"\nexit 7\n')

@@ -13,7 +13,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "vm"
 
-# What the tests call, and what our packages need beside libc and libgcc.
+# Programs that the tests call, and those that our packages need beside libc and libgcc.
 PACKAGES = ("systemd-sysv", "kmod", "iproute2", "procps", "python3", "libssl3", "libstdc++6", "strace")
 # Of the kernel's modules those of networks, and what these need: sch_netem, veth, wireguard.
 MODULES = ("kernel/net", "kernel/drivers/net", "kernel/lib", "kernel/crypto", "kernel/arch/x86/crypto")

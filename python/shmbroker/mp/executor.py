@@ -2,8 +2,8 @@
 """ProcessPoolExecutor: its arguments travel in shared memory.
 
 The executor makes its queue of calls itself, from the standard library's class. It gives that to each worker which it
-starts through our context, and there we learn of it. From then on a call is put as an envelope. What cannot be pickled is
-put as it is, and the queue fails the call as it always does.
+starts through our context, and there we learn of it. From then on a call is put as an envelope. A call that cannot be
+pickled is put as it is, and the queue fails the call as it always does.
 """
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ void one_figure(Bench& bench, const BrokerProcess& broker, const Shape& shape) {
   Stream floor(1, all_to_each ? shape.readers : 1, all_to_each, [&](bool writer, std::uint64_t&) {
     return all_to_each ? broadcast_ring_end(*broadcast_ring, writer) : ring_end(*ring, 1);
   });
-  // What is compared takes turns, so that a slow second disturbs all.
+  // The sides that are compared take turns, so that a slow second disturbs all.
   std::map<std::string, Samples> beside;
   std::optional<Stream> one_by_one, batched;
   if (shape.at_a_time > 1) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the machine carries at most: bare rings in shared memory, with no books, no sleepers and no deaths. Both ends
+// The most that the machine carries: bare rings in shared memory, with no books, no sleepers and no deaths. Both ends
 // keep a copy of the other's index, and read it again only when the copy says full or empty.
 #pragma once
 
