@@ -203,6 +203,10 @@ def worker(inqueue: Tasks, outqueue: Outcomes, board: Board, number: int, initia
     if not inqueue.begin():
         return
     outqueue._channel.use_as("writer")
+    try:
+        outqueue._channel.open()  # before the first task: a worker without this queue cannot say how a task ended
+    except _GONE:
+        return
     if initializer is not None:
         initializer(*initargs)
     completed = 0
