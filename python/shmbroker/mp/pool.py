@@ -397,6 +397,11 @@ class Pool(_base.Pool):
         self._quick_put = results.put
         self._quick_get = results.get
 
+    def _check_running(self) -> None:
+        super()._check_running()
+        if not self._pool and not self._numbers.board.is_whole():
+            raise errors.SessionLost("the broker of this pool is gone, and its workers have ended: make a new pool")
+
     def _get_sentinels(self) -> list[Any]:
         return [self._change_notifier._reader]
 
