@@ -403,7 +403,7 @@ bool Queue::take_in_order(Message& message, bool keep, std::int64_t wait) {
   return true;
 }
 
-// What is claimed and is not bytes stays the next message. The caller's receive delivers it.
+// A claimed message that is not bytes stays the next one. The caller's receive delivers it.
 bool Queue::take_claimed(Message& message) {
   if (at_least_once() || borrowed_ != nullptr || message.pool_ != nullptr || !try_look()) return false;
   if (received_.tag > pool::kTagMaxInline) return false;

@@ -28,7 +28,7 @@ struct PublicName {
   std::vector<std::uint32_t> uids, gids;
 };
 
-// What a reload applies.
+// The settings that a reload applies.
 struct Limits {
   std::uint64_t host_bytes = 0;     // default: half of MemTotal
   std::uint64_t uid_bytes = 0;      // default: host_bytes

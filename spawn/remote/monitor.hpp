@@ -84,7 +84,7 @@ class Monitor {
       lock_.lock();
       monitor_.told_idle_ = false;
     }
-    // What has arrived was for threads that wait. One of them leads next, if it calls again.
+    // The messages that have arrived were for threads that wait. One of them leads next, if it calls again.
     void give_up_place() { monitor_.leader_ = {}; }
     ~Leading() {
       if (!lock_.owns_lock()) deliver();

@@ -15,11 +15,11 @@ import subprocess
 import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-LINE, LINES, SAID = 2000, 200, 30  # what is kept of one answer: bytes of a line, facts, other lines
+LINE, LINES, SAID = 2000, 200, 30  # kept of one answer: bytes of a line, facts, other lines
 SKIPPED = 77  # the exit status of a program that cannot be asked here
 _libc = ctypes.CDLL(None)
 
-# What is asked: its name, the question, the longest time for an answer, command and environment beside ours. `needs` is the
+# A question: its name, the question, the longest time for an answer, command and environment beside ours. `needs` is the
 # reason why it cannot be asked, or nothing.
 Question = collections.namedtuple("Question", "name question limit_s command environment needs")
 
@@ -136,7 +136,7 @@ def ask(asked, folder, limit_s, stopping=lambda: False):
                                  env=environment, cwd=folder, start_new_session=True, preexec_fn=die_with_parent)
         late = False
         while True:
-            # What it leaves behind may hold the pipe: only its own end, or the time, ends the wait.
+            # Its children may hold the pipe: only its own end, or the time, ends the wait.
             ended = child.poll() is not None
             ready = select.select([child.stdout], [], [], 0 if ended else 0.05)[0]
             part = os.read(child.stdout.fileno(), 65536) if ready else b""
