@@ -405,15 +405,15 @@ namespace {
 
 // A world whose processes stall for memory as the test says.
 struct Pressed {
+  std::optional<std::uint64_t> stalled = 0;  // before the world, which asks for it while it is made
   World world{private_config(), [this] {
                 BrokerFacts facts;
                 facts.memory_stall = [this] { return stalled; };
                 return facts;
               }()};
   Client client = world.client(1000);
-  std::optional<std::uint64_t> stalled = 0;
 
-  explicit Pressed() {
+  Pressed() {
     REQUIRE(client.make_group({.name = "g"}).status() == Status::ok);
     REQUIRE(client.join("g").status() == Status::ok);
   }
