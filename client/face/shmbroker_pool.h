@@ -160,7 +160,7 @@ enum shmb_queue_role { SHMB_QUEUE_READER = 1 << 0, SHMB_QUEUE_WRITER = 1 << 1 };
 enum shmb_queue_flag {
   SHMB_QUEUE_DROP_OLDEST = 1 << 0,   /* broadcast: the writer never waits; slow readers lose messages and count them */
   SHMB_QUEUE_EXPIRING = 1 << 1,      /* messages may have a lifetime (8 of the inline bytes are used for it) */
-  SHMB_QUEUE_AT_LEAST_ONCE = 1 << 2, /* claim: a message is done when the reader says so; if it dies first, another one
+  SHMB_QUEUE_AT_LEAST_ONCE = 1 << 2, /* mpmc: a message is done when the reader says so; if it dies first, another one
                                         gets it. A reader has one such message at a time. Without this flag a message
                                         goes to at most one application */
   SHMB_QUEUE_CREATE_ONLY = 1 << 3,   /* EXISTS where there is one of that name */
@@ -185,7 +185,7 @@ typedef struct shmb_queue_options {
  * first, and come back. A reader that names no kind makes none: it takes the queue that is there, or comes before the
  * deadline. A closed queue is opened by a reader alone, if it is a mpmc queue with messages left. One handle for each
  * end in a process; its threads share it. Errors: INVALID (cells), EXISTS (settings differ: the sentence says which),
- * BUSY (a second writer of a line or broadcast queue, a second reader of a spsc queue, or this process has that end
+ * BUSY (a second writer of a spsc or broadcast queue, a second reader of a spsc queue, or this process has that end
  * open), DENIED (read-only participant), LIMIT, NOT_FOUND, CLOSED, DEADLINE (no queue came). */
 SHMB_API int shmb_queue_open(shmb_pool* pool, const char* name, const shmb_queue_options* options, shmb_queue** queue,
                              shmb_error* error) SHMB_NOEXCEPT;
@@ -262,7 +262,7 @@ typedef struct shmb_outgoing {
  * one part of bytes. A list that no slot can hold goes into a new region, which is slow (shmb_queue_info counts them).
  * A sent slot stays held by this process too, until it releases it; it must not be written any more. No system call
  * unless a reader sleeps or a region is sent for the first time. Errors: FULL (NO_WAIT), DEADLINE, CLOSED (if that
- * happened during the call, readers of a line or broadcast queue may have the message all the same), PEER_GONE
+ * happened during the call, readers of a spsc or broadcast queue may have the message all the same), PEER_GONE
  * (below), DENIED (the handle is no writer), INVALID (too large, a part of another pool), STALE, BROKEN, SESSION_LOST.
  *
  * PEER_GONE is told once for each event, then the handle goes on. A sender gets it when the last reader has died or
