@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `Mapping` owns one mmap(2). Its address may be aligned beyond a page, because huge pages need address and file
-// offset congruent modulo 2 MiB (an unaligned map of 1 GiB costs 45 ms instead of 0.6).
+// `Mapping` owns one mmap(2). Its address may be aligned beyond a page, because huge pages need address and file offset
+// congruent modulo 2 MiB. An unaligned map of 1 GiB costs 45 ms instead of 0.6.
 #pragma once
 
 #include <cstddef>

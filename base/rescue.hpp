@@ -3,7 +3,7 @@
 // takes its interval from rescue_interval(), so the tests can switch all of them off. Then a lost wake-up hangs at once
 // instead of being late.
 //
-// No rescue is: a deadline, an expiry or a grace that a caller sees; and a look at a fact that no event reports, such
+// A deadline, an expiry or a grace that a caller sees is no rescue. Nor is a look at a fact that no event reports, such
 // as a name that does not exist yet, memory of the kernel, or a broker that may have been killed.
 //
 // The tests switch rescues off by an environment variable, because child processes, programs and brokers inherit that.

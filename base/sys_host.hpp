@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// System calls of a program that looks at the shared memory of a whole host and removes lost objects: files relative to
-// a directory, write leases, SysV segments, namespaces. Each wrapper makes one call, repeats on EINTR, and asks the
-// fault seam first.
+// System calls of a program that looks at the shared memory of a whole host and removes lost objects. They are about
+// files relative to a directory, write leases, SysV segments and namespaces. Each wrapper asks the test seam, makes one
+// call, and repeats on EINTR.
 #pragma once
 
 #include <sys/types.h>

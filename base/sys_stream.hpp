@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// System calls on stream sockets, for a program that serves text to other programs of its host: on a UNIX socket, or on
-// a loopback address. There is no function for another address. All sockets are close-on-exec and do not block.
+// System calls on stream sockets, for a program that serves text to other programs of its host. It serves on a UNIX
+// socket or on a loopback address. There is no function for another address. All sockets are close-on-exec and do not
+// block.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packets with descriptors over a socket. A truncated packet or control area closes every descriptor that arrived
-// (forgetting the first half was CVE-2020-12049 of dbus-daemon) and is reported as `malformed`, never as data.
+// Packets with descriptors over a socket. A truncated packet or truncated control data closes every descriptor that
+// arrived, and is reported as `malformed`, never as data. A dbus-daemon that forgot the first half had CVE-2020-12049.
 #pragma once
 
 #include <span>

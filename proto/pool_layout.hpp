@@ -3,8 +3,9 @@
 // broker alone writes and everybody else maps read-only, and the control area, which participants and broker write.
 // Everything here is offsets and words; who may do what with them is in docs/pools.md.
 //
-// A word that two processes change is a std::atomic of a lock-free size. Lines that different processes write are 128
-// bytes apart, because the prefetcher takes lines in pairs.
+// A word that two processes change is a std::atomic of a lock-free size. The words on which processes wait, and the
+// positions of a lane's two ends, are 128 bytes apart, because the prefetcher takes lines in pairs. A slot's words and
+// a reader's place in a ring have one line of 64 bytes each.
 #pragma once
 
 #include <array>
@@ -191,7 +192,8 @@ constexpr std::int64_t position_difference(std::uint64_t a, std::uint64_t b) {
   return static_cast<std::int64_t>((a - b) << (64 - kPositionBits)) >> (64 - kPositionBits);
 }
 
-// The form of a cell's body. 0..120: so many bytes of payload. Else a Handle, then up to 24 (or 88) bytes are unused.
+// The form of a cell's body. 0..120: so many bytes of payload. kTagListInline: the list itself. Else a Handle, and up
+// to 8 (or 72) bytes after it are unused.
 inline constexpr std::uint8_t kTagMaxInline = 120, kTagSlot = 0xff, kTagListInSlot = 0xfe, kTagListInRegion = 0xfd,
                               kTagListInline = 0xfc;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory of a timeline, as broker, library and GPU see it: one line of 64 bytes for each word, from offset 0 on.
 // The producer's streams write `counter`, everybody's streams and threads wait for it. When the producer is gone the
-// broker writes `status` first and then a counter that satisfies every waiter: no stream hangs for a process that has
-// died.
+// broker writes `status` first, and then a counter that satisfies every waiter. So no stream hangs for a process that
+// has died.
 #pragma once
 
 #include <atomic>

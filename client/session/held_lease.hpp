@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A lease that some handle of a session holds. The session needs it after a fork: a child that becomes a session of its
+// A lease that some handle of a session holds. The session needs it after a fork. A child that becomes a session of its
 // own asks the broker for the leases of all handles that it inherited. The rooms above implement it, so the session
 // knows leases but no regions.
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pools that this session is in. A session joins a pool once, and its handles share the object here. It is found by
-// id: the pool behind a name changes with the session's group, a removal or a new pool, and only the broker knows of
+// id. The pool behind a name changes with the session's group, a removal or a new pool, and only the broker knows of
 // all three.
 //
 // The broker refuses a second join as busy. Mostly the object is here then. It is not here yet while another thread

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The registry of regions and their leases, and of what is done to regions on other threads: closes and seals.
-// A region is live, on a shelf, or being closed. A live region has a holder: a lease, a name, a ticket or a pool.
+// A region is live, on a shelf, or being closed. A live region has a holder: a lease, a name, a ticket, the pool of
+// which it is a segment, or a lane whose messages name it.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The registry of watches that hang on no object of another registry: for names that may not be there yet, and for the
-// reclaims of all users. Every other watch hangs on its region, group or user.
+// The registry of watches that hang on no object of another registry. They wait for names that may not be there yet, or
+// for the reclaims of all users. Every other watch hangs on its region, group or user.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,8 @@
 // These rules hold after each call from the transport:
 // - A lease, name, ticket or hold is booked before the reply leaves (law 1).
 // - Each object carries its own charges, and its destruction gives them back. So no path can forget one.
-// - A region is live, on a shelf, or being closed. A live region has a holder: a lease, a name, a ticket or a pool.
+// - A region is live, on a shelf, or being closed. A live region has a holder: a lease, a name, a ticket, a pool
+//   or a lane.
 // - Nothing here waits (law 8). Waiting is a watch. Long work runs in portions by a timer, or on a helper thread that
 //   reports through `wake_fd`.
 //

@@ -3,8 +3,8 @@
 // environment, and both without libsystemd in the privileged process:
 //
 // - NOTIFY_SOCKET (sd_notify(3)): the address of a datagram socket. Each message is text of lines NAME=VALUE. The
-//   broker says READY=1 when clients can connect, RELOADING=1 while it reads its limits again, STOPPING=1 when it ends,
-//   and STATUS= for a person who asks `systemctl status`.
+//   broker says READY=1 when clients can connect, RELOADING=1 while it reads its limits again, and STOPPING=1 when it
+//   ends. STATUS= is for a person who asks `systemctl status`.
 // - LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES (sd_listen_fds(3)): listening sockets from descriptor 3 on, with a name
 //   each. The manager keeps them while the broker restarts. So clients that connect meanwhile wait in the backlog, and
 //   none gets an error.

@@ -1,6 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// One accepted socket. It reads one packet at a time, and serves it only while no reply is unread. It also watches the
-// life of the process at the other end. Nothing that a peer does here can make another session wait.
+// One accepted socket. It reads one packet at a time. A request that is answered is served only while no reply is
+// unread, and waits here otherwise. It also watches the life of the process at the other end. Nothing that a peer does
+// here can make another session wait.
+//
+// A connection is in one of these states:
+// - new: the books have a session for it, and HELLO must come in time.
+// - greeted: it waits for a packet (`asked_`), or serves one (`serving_`).
+// - holding: a request is kept and nothing is read. There are four causes. The last reply is unread, or the process is
+//   over its share (`over_share_`). Seals are awaited (`waiting_`), or the request was served in part (`yields_`).
+// - choked: nothing is read, because descriptors that the user sent are still being closed.
+// - ending: no call comes any more, and the transport finishes it after the turn.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See afterlife.hpp.
+// See dead_peer_watch.hpp.
 #include "daemon/transport/dead_peer_watch.hpp"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // How the broker waits: one loop on one thread, over epoll or io_uring, behind one interface. A session's next packet
 // is delivered only on request. So the packets behind a request in service wait in the peer's own socket buffer, not in
 // the broker's memory. All that is ready is served in turns (turns.hpp), a slice at a time. Between two slices the
-// engine asks the kernel for what has become ready meanwhile. No packet causes an allocation.
+// engine asks the kernel for what has become ready meanwhile. A packet without descriptors causes no allocation here.
 #pragma once
 
 #include <cstdint>

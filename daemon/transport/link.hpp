@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seam between moving packets (engine, listener, connection) and keeping books (broker, session, region, ...). The
-// ledger never sees a socket. The transport never sees a lease.
+// The interface between moving packets (engine, listener, connection) and keeping books (broker, session, region, ...).
+// The ledger never sees a socket. The transport never sees a lease.
 #pragma once
 
 #include <cstdint>

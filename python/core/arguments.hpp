@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of a call, taken from the vector in which the interpreter has them: no tuple, no dictionary and no format
-// string, because a send of a few bytes takes less time than those.
+// Arguments of a call, taken from the vector in which the interpreter has them. There is no tuple, no dictionary and no
+// format string, because a send of a few bytes takes less time than those.
 #pragma once
 
 #include <array>

@@ -2,8 +2,8 @@
 // The objects of the package as the interpreter sees them, and their types. One interpreter has them: an import into a
 // second one is refused, so the types are global.
 //
-// Every handle of the library belongs to one object. An object that uses memory of another one has a reference to it,
-// so no order in which the interpreter ends them takes memory from under a buffer.
+// Every handle of the library belongs to one object. An object that uses memory of another one has a reference to it.
+// So the interpreter may end them in any order, and takes no memory from under a buffer.
 #pragma once
 
 #include "python/core/values.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sending: what is given becomes the parts of a message. Bytes that fit into the queue itself are sent with the GIL
-// held where there is room, because that takes less time than giving it up. All else is sent without it.
+// Sending: what is given becomes the parts of a message. Bytes that fit into the queue itself, where there is room,
+// are sent with the GIL held. That takes less time than giving it up. All else is sent without it.
 #include <algorithm>
 #include <cstddef>
 #include <list>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks: what shmbroker/spawn.py starts and joins (processes.cpp), and what a rank calls (rank.cpp). The functions take
-// positions only and nanoseconds, because only the package calls them.
+// Ranks: what shmbroker/processes.py starts and joins (processes.cpp), and what a rank calls (rank.cpp). The functions
+// take positions only and nanoseconds, because only the package calls them.
 #pragma once
 
 #include "client/face/shmbroker.h"

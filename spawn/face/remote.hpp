@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Remote in C++, header-only over shmbroker_remote.h (whose comments hold for what is not said here): a world of
-// workers, functions and objects by name, futures, and references to values of other workers. Arguments and results
-// are what spawn.hpp and msgpack-cxx can pack, and references, and Bytes, also within lists. It needs msgpack-cxx and
-// exceptions.
+// Remote in C++, header-only over shmbroker_remote.h. It has a world of workers, functions and objects by name,
+// futures, and references to values of other workers. The comments of shmbroker_remote.h hold for what is not said
+// here. Arguments and results are what spawn.hpp and msgpack-cxx can pack, and references, and Bytes, also within
+// lists. It needs msgpack-cxx and exceptions.
 //
 //     shmbroker::remote::init("worker0", 0, 2);                        // MASTER_ADDR, MASTER_PORT
 //     int three = shmbroker::remote::rpc_sync<int>("worker1", "add", 1, 2);

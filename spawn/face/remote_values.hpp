@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of remote.hpp, which includes this: timeouts, failures, memory to be sent, how values are packed, and
-// the functions and classes that other workers may call, by name.
+// The parts of remote.hpp, which includes this: timeouts, failures, memory to be sent, and how values are packed. It
+// also has the functions and classes that other workers may call, by name.
 #if __cplusplus < 202002L
 #error "shmbroker/remote.hpp needs C++20: compile with -std=c++20 or later (from C, shmbroker/shmbroker_remote.h)"
 #elif !defined(SHMBROKER_REMOTE_VALUES_HPP)

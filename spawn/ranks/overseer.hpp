@@ -8,11 +8,10 @@
 // - starting: all ranks are forked at once. A failure before exec comes back over one pipe, and ends the run as "could
 //   not start".
 // - running: the loop serves channels (spawn/ranks/link.hpp), the store (spawn/ranks/store.hpp) and output
-// (spawn/ranks/relay.hpp).
+//   (spawn/ranks/relay.hpp).
 // - failed: the first failure is recorded. The others get the time `voluntary` to end by themselves.
-// - ending: a signal to the tree, then the grace, then SIGKILL (spawn/ranks/ending.hpp). An order, the end of the
-// parent or
-//   the end of the guard leads here at once.
+// - ending: a signal to the tree, then the grace, then SIGKILL (spawn/ranks/ending.hpp). An order leads here at once.
+//   So does the end of the parent or of the guard.
 // - over: no process of the tree is left. The verdict goes to guard and parent, then the rest of the output is written.
 //
 // Invariants:

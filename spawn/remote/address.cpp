@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_address.hpp.
+// See address.hpp.
 #include "spawn/remote/address.hpp"
 
 #include <arpa/inet.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See remote_caller.hpp.
+// See caller.hpp.
 #include "spawn/remote/caller.hpp"
 
 #include <utility>

@@ -6,11 +6,11 @@
 // things: it wakes the sleepers, and it interrupts the leader. The inbox is kept here for that reason. It is null
 // before the worker has joined and after its shutdown.
 //
-// A thread that waits for a call reads the answer itself, and a thread that serves reads the next request itself: to
-// wake another thread takes longer than most calls. So a thread that stops leading leaves the place to whoever leads
-// next, which is itself when calls come one after another. An idle thread that did not lead last looks for a vacant
-// place at intervals of kVacant, while leaders come and go. It leads when the place stays vacant: the last leader runs
-// a function for long, or its program is busy elsewhere.
+// A thread that waits for a call reads the answer itself, and a thread that serves reads the next request itself. To
+// wake another thread would take longer than most calls. So a thread that stops leading leaves the place to whoever
+// leads next, which is itself when calls come one after another. An idle thread that did not lead last looks for a
+// vacant place at intervals of kVacant, while leaders come and go. It leads when the place stays vacant: the last
+// leader runs a function for long, or its program is busy elsewhere.
 #pragma once
 
 #include <memory>

@@ -26,7 +26,7 @@ struct Place {
   std::uint32_t rank = 0, life = 0, size = 0;
   std::string address;
 
-  // The broker's own reason, where it gives one, is reported instead (remote_join.hpp).
+  // The broker's own reason, where it gives one, is reported instead (join.hpp).
   Error world_ended() const {
     return {Status::group_ended, 0, {}, "the group of the world at " + address + " has ended, and the world with it"};
   }

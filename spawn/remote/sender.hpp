@@ -2,7 +2,7 @@
 // Messages on their way to other workers.
 //
 // There are two ways out. send() puts one message into the queue of its receiver. When that queue is full, send() waits
-// for room until the message's deadline. Meanwhile it takes in arriving messages: so two workers that fill each other's
+// for room until the message's deadline. Meanwhile it takes in arriving messages. So two workers that fill each other's
 // queues both go on. post() leaves a small message for which no thread waits; flush() sends those that have room, and
 // does not wait. The thread that leads sees the room, because it sleeps on these queues as well. `wanted_` names them,
 // and has_room() reports the room to this class. Posted messages to one receiver keep their order.
