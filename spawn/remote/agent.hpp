@@ -7,12 +7,12 @@
 // Events of the broker:       Arrivals -> Workers -> Roster, Sender, References, Calls, Server, Meeting.
 // The end:                    Shutdown -> Meeting, and then each noun gives up what it holds.
 //
-// One lock guards all of it (monitor.hpp). It is never held while a queue, the broker or the user's code is
-// called. Of the threads that wait one leads: it takes what arrives, for all. The others sleep until that has happened.
-// step() is one turn of a thread that waits: a callback, else a request if it may serve, else it leads, else it sleeps.
-// Without threads of its own a worker serves in every wait of the user. With some, only they serve.
-// A noun that has to wait asks for a step (stepper.hpp). A noun that has changed something wakes the others
-// through the monitor. Work that may not be done under the lock is left to a callback (callbacks.hpp).
+// One lock guards all of it (monitor.hpp); References has a second one, for bookings. The lock is never held while a
+// queue, the broker or the user's code is called. Of the threads that wait one leads: it takes what arrives, for all.
+// The others sleep until that has happened. step() is one turn of a thread that waits: a callback, else a request if it
+// may serve, else it leads, else it sleeps. Without threads of its own a worker serves in every wait of the user. With
+// some, only they serve. A noun that has to wait asks for a step (stepper.hpp). A noun that has changed something wakes
+// the others through the monitor. Work that may not be done under the lock is left to a callback (callbacks.hpp).
 //
 // Guarantees: the outcome of a call is decided once, by answer, deadline or the end of a worker, whichever is seen
 // first. The outcome of a reference is decided by the broker's table, for all workers. A worker's death is seen behind
