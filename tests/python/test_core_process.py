@@ -153,6 +153,18 @@ shmbroker.connect(local="only").create(10)
     assert "ImportError" in out and "main interpreter alone" in out
 
 
+def test_a_free_threaded_python_is_refused(python):
+    out = python("""
+import sys
+sys.abiflags = "t"  # as such a Python has it
+try:
+    import shmbroker
+except ImportError as error:
+    print(error)
+""")
+    assert "free-threaded" in out and "ordinary build" in out
+
+
 def test_a_second_import_has_the_same_types(python):
     python("""
 import sys, shmbroker

@@ -4,11 +4,14 @@ import concurrent.futures
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import mp_children as children
 import numpy
 import pytest
+import shmbroker
 from mp_world import ctx, end, ended, fork, until  # noqa: F401
 from shmbroker import mp
 
@@ -218,3 +221,27 @@ def test_a_received_array_stays_whole_in_a_forked_child_when_its_parent_drops_it
     go.set()
     assert results.get(timeout=30) == 700000
     assert ended(child)
+
+
+UNGUARDED = """
+import sys
+from shmbroker import mp
+
+context = mp.get_context(sys.argv[1])
+queue = context.Queue()
+child = context.Process(target=queue.put, args=(1,))
+child.start()
+child.join(60)
+print("ended with", child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_that_the_main_module_starts_without_a_guard_says_what_to_write(broker, tmp_path, method):
+    before = {one.id for one in shmbroker.list().regions}
+    program = tmp_path / "unguarded.py"
+    program.write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, str(program), method], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "ended with 1\n", done.stdout + done.stderr
+    assert "if __name__ == '__main__':" in done.stderr
+    assert until(lambda: {one.id for one in shmbroker.list().regions} <= before)

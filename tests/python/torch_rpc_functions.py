@@ -121,6 +121,28 @@ def sleep(seconds):
     return seconds
 
 
+def count(name):
+    kept[name] = kept.get(name, 0) + 1
+
+
+def counted_later(name, most):
+    """How often it was counted, once that is so often, or after a while."""
+    end = time.monotonic() + 30
+    while kept.get(name, 0) < most and time.monotonic() < end:
+        time.sleep(0.01)
+    return kept.get(name, 0)
+
+
+def sleep_and_count(name, seconds):
+    time.sleep(seconds)
+    count(name)
+
+
+def own(value):
+    """Three references to values of this worker, which its caller may use."""
+    return [rpc.RRef([value, number]) for number in range(3)]
+
+
 def sum_of(first, second):
     return first.to_here() + second.to_here()
 
@@ -174,6 +196,12 @@ def hold_references(worker, count):
         one.to_here()
 
 
+def hold_numbers(worker, count):
+    kept["references"] = [rpc.remote(worker, give_back, args=(number,)) for number in range(count)]
+    for one in kept["references"]:
+        one.to_here()
+
+
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -206,6 +234,23 @@ def sum_bytes(buffer):
 @rpc.functions.register("fill")
 def fill(size, value):
     return bytes([value]) * size
+
+
+def serve(name, rank, size, port):
+    """A process that multiprocessing has started: a worker until the world ends."""
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    rpc.init_rpc(name, rank=rank, world_size=size)
+    rpc.shutdown()
+
+
+def serve_to_the_last_reference(name, rank, size, port, told):
+    """The same, and a reference that is left is an error of the shutdown."""
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    rpc.init_rpc(name, rank=rank, world_size=size)
+    try:
+        told.put(rpc.state.current().core.shutdown(False, True, True, 60 * 10**9))
+    except Exception as error:
+        told.put(str(error))
 
 
 def main():

@@ -44,7 +44,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
                 value = value_of(call, limit, (lambda _: None) if nothing else read)
             except BaseException as error:  # noqa: BLE001 - it is the outcome
                 self._call = None
-                self.set_exception(error)  # type: ignore[arg-type]
+                self.set_exception(error.with_traceback(None))  # type: ignore[arg-type]  # without this frame, as in wait
             else:
                 self._call = None
                 self.set_result(value)
@@ -58,4 +58,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         call = self._call
         if call is not None:
             call.settle(0)
-        return super().wait()
+        try:
+            return super(torch.futures.Future, self).wait()
+        finally:
+            del self  # an exception that a future keeps must not have a frame with that future: both would stay for ever

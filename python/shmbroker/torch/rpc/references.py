@@ -138,8 +138,7 @@ class RRef(Generic[T]):
             asked = self._reference.type(limit)
         except errors.Error as error:
             raise failures.of_broker(error, limit) from None
-        result = futures.Future(asked, limit, read=_read_type)
-        return result.wait() if blocking else result
+        return futures.value_of(asked, limit, _read_type) if blocking else futures.Future(asked, limit, read=_read_type)
 
     def __repr__(self) -> str:
         number, creator, fork, fork_creator, _, _, is_owner, _, _ = self._reference.info()
