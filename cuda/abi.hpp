@@ -155,6 +155,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(capture_mode, cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode, (int*))                 \
   X(stream_create, cuStreamCreate, 2000, cuStreamCreate, (Stream*, unsigned))                                          \
   X(stream_destroy, cuStreamDestroy, 4000, cuStreamDestroy_v2, (Stream))                                               \
+  X(copy_on_device_async, cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Stream))      \
   X(event_create, cuEventCreate, 2000, cuEventCreate, (Event*, unsigned))                                              \
   X(event_destroy, cuEventDestroy, 4000, cuEventDestroy_v2, (Event))                                                   \
   X(event_record, cuEventRecord, 2000, cuEventRecord, (Event, Stream))                                                 \
@@ -180,24 +181,23 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
 #define SHMB_CUDA_OPTIONAL(X) SHMB_CUDA_LEASE(X) SHMB_CUDA_TIMELINE(X) SHMB_CUDA_WAITS(X) SHMB_CUDA_RDMA(X)
 
 // Functions that tests call and the library never does.
-#define SHMB_CUDA_FOR_TESTS(X)                                                                                    \
-  X(context_set, cuCtxSetCurrent, 4000, cuCtxSetCurrent, (Context))                                               \
-  X(context_create, cuCtxCreate, 3020, cuCtxCreate_v2, (Context*, unsigned, Device))                              \
-  X(context_destroy, cuCtxDestroy, 4000, cuCtxDestroy_v2, (Context))                                              \
-  X(mem_get_access, cuMemGetAccess, 10020, cuMemGetAccess, (unsigned long long*, const Location*, Address))       \
-  X(mem_alloc, cuMemAlloc, 3020, cuMemAlloc_v2, (Address*, std::size_t))                                          \
-  X(mem_free, cuMemFree, 3020, cuMemFree_v2, (Address))                                                           \
-  X(copy_to_device, cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, (Address, const void*, std::size_t))                     \
-  X(copy_to_host, cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, (void*, Address, std::size_t))                             \
-  X(copy_on_device_async, cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, (Address, Address, std::size_t, Stream)) \
-  X(stream_synchronize, cuStreamSynchronize, 2000, cuStreamSynchronize, (Stream))                                 \
-  X(stream_query, cuStreamQuery, 2000, cuStreamQuery, (Stream))                                                   \
-  X(stream_wait_event, cuStreamWaitEvent, 3020, cuStreamWaitEvent, (Stream, Event, unsigned))                     \
-  X(ipc_get_event, cuIpcGetEventHandle, 4010, cuIpcGetEventHandle, (IpcHandle*, Event))                           \
-  X(ipc_open_event, cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle, (Event*, IpcHandle))                        \
-  X(begin_capture, cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2, (Stream, int))                           \
-  X(end_capture, cuStreamEndCapture, 10000, cuStreamEndCapture, (Stream, Graph*))                                 \
-  X(graph_destroy, cuGraphDestroy, 10000, cuGraphDestroy, (Graph))                                                \
+#define SHMB_CUDA_FOR_TESTS(X)                                                                              \
+  X(context_set, cuCtxSetCurrent, 4000, cuCtxSetCurrent, (Context))                                         \
+  X(context_create, cuCtxCreate, 3020, cuCtxCreate_v2, (Context*, unsigned, Device))                        \
+  X(context_destroy, cuCtxDestroy, 4000, cuCtxDestroy_v2, (Context))                                        \
+  X(mem_get_access, cuMemGetAccess, 10020, cuMemGetAccess, (unsigned long long*, const Location*, Address)) \
+  X(mem_alloc, cuMemAlloc, 3020, cuMemAlloc_v2, (Address*, std::size_t))                                    \
+  X(mem_free, cuMemFree, 3020, cuMemFree_v2, (Address))                                                     \
+  X(copy_to_device, cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, (Address, const void*, std::size_t))               \
+  X(copy_to_host, cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, (void*, Address, std::size_t))                       \
+  X(stream_synchronize, cuStreamSynchronize, 2000, cuStreamSynchronize, (Stream))                           \
+  X(stream_query, cuStreamQuery, 2000, cuStreamQuery, (Stream))                                             \
+  X(stream_wait_event, cuStreamWaitEvent, 3020, cuStreamWaitEvent, (Stream, Event, unsigned))               \
+  X(ipc_get_event, cuIpcGetEventHandle, 4010, cuIpcGetEventHandle, (IpcHandle*, Event))                     \
+  X(ipc_open_event, cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle, (Event*, IpcHandle))                  \
+  X(begin_capture, cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2, (Stream, int))                     \
+  X(end_capture, cuStreamEndCapture, 10000, cuStreamEndCapture, (Stream, Graph*))                           \
+  X(graph_destroy, cuGraphDestroy, 10000, cuGraphDestroy, (Graph))                                          \
   X(launch_host, cuLaunchHostFunc, 10000, cuLaunchHostFunc, (Stream, void (*)(void*), void*))
 
 struct Calls {

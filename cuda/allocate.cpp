@@ -83,23 +83,23 @@ Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session
   for (std::uint64_t left = memory.bytes; left != 0; left -= memory.sizes.back())
     memory.sizes.push_back(std::min(left, chunk));
 
+  ContextHold hold(driver, device->device);  // before the memory
+  SHMB_TRY(scope, hold.enter());
   SHMB_TRY(allocations, create_all(driver, memory, spec.rdma, spec.retry));
   auto region = make(driver, std::move(memory), std::move(session));
   region->devices_ = {device->device};
-  SHMB_TRY(scope, region->enter());
-  if (spec.zero) {  // a capture that holds up the default stream would be invalidated
-    int capturing = 0;
-    if (const Code code = driver->stream_capturing(nullptr, &capturing); code != kSuccess)
-      return std::unexpected(driver.failure(code, "cuStreamIsCapturing", region->called()));
-  }
+  region->hold_.emplace(std::move(hold));
   auto done = region->map(allocations, 0);
   if (done) done = region->set_access(Access::read_write);
   if (!done) return std::unexpected(done.error());
   if (spec.zero) {
-    const Code code = driver->memset8_async(region->pointer(), 0, region->memory_.bytes, nullptr);
+    // In a stream of its own: it waits for nothing that the program has enqueued.
+    SHMB_TRY(own, OwnStream::make(driver, device->device, region->called()));
+    const Code code = driver->memset8_async(region->pointer(), 0, region->memory_.bytes, own.get());
     if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemsetD8Async", region->called()));
-    Backlog zeroing = Backlog::of_stream(driver, device->device, nullptr, region->called());
+    Backlog zeroing = Backlog::of_stream(driver, device->device, own.get(), region->called());
     if (auto zeroed = zeroing.wait(Patience(spec.timeout).device()); !zeroed) {
+      region->working_.emplace(std::move(own));
       (void)release(std::move(region), client::Deadline::now());  // ends when the device is done with it
       return std::unexpected(zeroed.error());
     }
@@ -117,7 +117,8 @@ Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, A
   memory.kind = Kind::adopted;
   memory.length = length;
   std::vector<Allocation> found;
-  ContextHold any(driver, handy_device(driver));  // memory without a context may be queried in any
+  const Device asked_of = handy_device(driver);  // memory without a context may be queried in any
+  ContextHold any(driver, asked_of);
   SHMB_TRY(scope, any.enter());
   Address next = pointer, begin = 0;
   while (next < pointer + length) {
@@ -129,7 +130,7 @@ Result<Region::Handle> Region::adopt(std::shared_ptr<client::Session> session, A
     if (code != kSuccess || bytes == 0 || base > next || base + bytes <= next)
       return error(Status::invalid, object + " is no device memory of this process, or ends before " +
                                         std::to_string(length) + " bytes: adopt what was allocated");
-    SHMB_TRY(one, Allocation::at(driver, next, object));
+    SHMB_TRY(one, Allocation::at(driver, asked_of, next, object));
     SHMB_TRY(made, one.properties(object));
     if ((made.requested_handle_types & kPosixFd) == 0)
       return error(Status::not_exportable,

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The work that devices had at one moment, and whether it is done. It is polled, because the driver's own wait has no
-// deadline. A driver before 12.5 has no cuCtxRecordEvent and cannot be polled. There the start of a backlog of devices
-// waits until the work is done, and Feature::bounded_waits says so.
+// deadline. A driver without cuCtxRecordEvent (before 12.5), or one that refuses it, cannot be polled. There the start
+// of a backlog of devices waits until the work is done; Feature::bounded_waits says where the function is missing.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,17 +31,16 @@ class Patience {
 
 class Backlog {
  public:
-  // The work of the devices' primary contexts and of the current context. It makes no context. Other contexts of the
-  // program cannot be asked. All are asked, even if one of them fails.
+  // The work of the devices' primary contexts. It makes no context. All are asked, even if one of them fails.
   static Backlog of_devices(const Driver& driver, std::span<const Device> devices, std::string object);
-  // The work of a stream; of a default stream that of the device's context. It must end in the thread that began it.
+  // The work of a stream of a primary context; of a default stream that of the device's.
   static Backlog of_stream(const Driver& driver, Device device, Stream stream, std::string object);
 
   Backlog(Backlog&&) = default;
   Backlog& operator=(Backlog&&) = delete;
   ~Backlog();
 
-  // Polls without waiting. Also true where a failure has ended the work, or means that its end will never be known.
+  // Polls without waiting. Also true where a failure has ended the work.
   bool over();
   // Returns deadline; or, once it is over, the first failure.
   Result<void> wait(client::Deadline deadline);
@@ -51,28 +49,19 @@ class Backlog {
   bool blind() const { return blind_; }
 
  private:
-  // The position of one context at that moment. An event ends with its context and must not be used after that. Primary
-  // contexts are kept. Any other context is asked only where it is current.
   struct Mark {
-    std::optional<ContextHold> primary;
-    Context context = nullptr;
-    unsigned long long id = 0;
+    ContextHold context;
     Event event = nullptr;  // null: passed
   };
-  using Record = Code (*)(const Calls&, Context, Event, Stream);
-  enum class Reach { here, away, gone };
   Backlog(const Driver& driver, std::string object) : driver_(&driver), object_(std::move(object)) {}
-  void mark_context(std::optional<ContextHold> primary);
-  void mark(std::optional<ContextHold> primary, const char* call, Record record, Stream stream);
-  Reach reach(Mark& mark, std::optional<ContextHold::Scope>& scope) const;
+  template <class Record>
+  void mark(Device device, const char* call, Record record);
   bool passed(Mark& mark);
+  void note(Error failure);
   void note(Code code, const char* call);
-  void not_marked(Code code, const char* call);
 
   const Driver* driver_;
   std::string object_;
-  std::optional<ContextHold> hold_;  // for a default stream
-  std::optional<ContextHold::Scope> scope_;
   std::vector<Mark> marks_;
   Result<void> failure_;
   bool blind_ = false;

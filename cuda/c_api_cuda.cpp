@@ -176,15 +176,20 @@ int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting, shmb_err
 }
 
 void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) noexcept {
-  (void)stream;  // fresh memory: no stream uses it
   void* pointer = nullptr;
   last_torch_error = {};
-  (void)guarded_and_free(&last_torch_error, [&]() -> Result<void> {
+  const auto allocate = [&]() -> Result<void> {
     if (bytes <= 0) return shmb::error(Status::invalid, "torch asked for a block of no bytes");
     SHMB_TRY(made, cuda::torch_allocate(static_cast<std::uint64_t>(bytes), device));
     pointer = reinterpret_cast<void*>(static_cast<std::uintptr_t>(made));
     return {};
-  });
+  };
+  // What was freed before is asked for at the end, but a question would spoil a capture.
+  const Driver* const driver = Driver::loaded();
+  int captured = 0;
+  if (driver != nullptr && stream != nullptr)
+    (void)(*driver)->stream_capturing(static_cast<cuda::Stream>(stream), &captured);
+  (void)(captured != 0 ? guarded_to_end(&last_torch_error, allocate) : guarded_and_free(&last_torch_error, allocate));
   return pointer;
 }
 

@@ -91,6 +91,25 @@ Result<void> import_one(shmb_session* session, const char* address, const shmb_r
   return {};
 }
 
+Result<SetSpec> set_spec(const char* name, const shmb_gpu_set_options* options) {
+  SHMB_TRY(wanted, read_options(options));
+  constexpr std::uint32_t flags = SHMB_GPU_PUBLISH_KEEP_GIVEN | SHMB_GPU_PUBLISH_REPLACE;
+  if ((wanted.flags & ~flags) != 0) return error(Status::unknown_flags, "an unknown flag of a set");
+  if (wanted.tensors == nullptr && wanted.tensor_count != 0) return error(Status::invalid, "no tensors were given");
+  SetSpec spec;
+  spec.name = text_or_empty(name);
+  spec.group = wanted.group;
+  if ((wanted.flags & SHMB_GPU_PUBLISH_KEEP_GIVEN) != 0) spec.keep = wanted.keep_ns;
+  spec.replace = (wanted.flags & SHMB_GPU_PUBLISH_REPLACE) != 0;
+  SHMB_TRY(sync, sync_of(wanted.sync, wanted.stream));
+  spec.sync = sync;
+  for (std::size_t i = 0; i < wanted.tensor_count; ++i) {
+    SHMB_TRY(one, tensors_of(&wanted.tensors[i].tensor, 1));
+    spec.tensors.push_back({static_cast<std::size_t>(wanted.tensors[i].region), std::move(one.front())});
+  }
+  return spec;
+}
+
 template <class Managed>
 Result<void> handed_out(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor, Managed** managed,
                         Result<Managed*> (*hand)(const Region::Handle&, const Tensor&)) {
@@ -222,6 +241,27 @@ int shmb_gpu_written(shmb_gpu_region* region, uint32_t sync, shmb_gpu_stream str
   });
 }
 
+int shmb_gpu_publish_set(shmb_session* session, const char* name, shmb_gpu_region* const* regions, size_t count,
+                         const shmb_gpu_set_options* options, shmb_gpu_region** set, shmb_error* error) noexcept {
+  return guarded_to_end(error, [&]() -> Result<void> {
+    SHMB_TRY(known, session_of(session));
+    if (set == nullptr || (regions == nullptr && count != 0))
+      return shmb::error(Status::invalid, "no regions, or no place for the set, were given");
+    SHMB_TRY(spec, cuda::c_api::set_spec(name, options));
+    std::vector<cuda::Region::Handle> all;
+    for (std::size_t i = 0; i < count; ++i) {
+      SHMB_TRY(one, cuda::c_api::region_of(regions[i]));
+      all.push_back(std::move(one));
+    }
+    auto handle = std::make_unique<shmb_gpu_region>();
+    SHMB_TRY(made,
+             cuda::Region::publish_set(known, all, spec, cuda::Patience(options != nullptr ? options->timeout_ns : 0)));
+    handle->it = std::move(made);
+    *set = handle.release();
+    return {};
+  });
+}
+
 int shmb_gpu_import(shmb_session* session, const char* address, const shmb_gpu_import_options* options,
                     shmb_gpu_region** region, shmb_error* error) noexcept {
   return guarded_to_end(error, [&] { return import_one(session, address, nullptr, nullptr, options, region); });
@@ -338,6 +378,19 @@ int shmb_gpu_dlpack_unversioned(const shmb_gpu_region* region, const shmb_gpu_te
                         [&] { return cuda::c_api::handed_out(region, tensor, managed, cuda::to_dlpack_unversioned); });
 }
 
+int shmb_gpu_copy(const shmb_gpu_region* region, int64_t timeout_ns, shmb_gpu_region** copy,
+                  shmb_error* error) noexcept {
+  return cuda::c_api::guarded_and_free(error, [&]() -> Result<void> {
+    SHMB_TRY(known, cuda::c_api::region_of(region));
+    if (copy == nullptr) return shmb::error(Status::invalid, "no place for the copy was given");
+    auto handle = std::make_unique<shmb_gpu_region>();
+    SHMB_TRY(made, known->copy(cuda::Patience(timeout_ns)));
+    handle->it = std::move(made);
+    *copy = handle.release();
+    return {};
+  });
+}
+
 int shmb_gpu_sleep(shmb_gpu_region* region, int64_t timeout_ns, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
     SHMB_TRY(known, cuda::c_api::region_of(region));
@@ -387,5 +440,7 @@ int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, int64_t timeout_ns
     return released ? unnamed : released;
   });
 }
+
+void shmb_gpu_release_later(shmb_gpu_region* region) noexcept { delete region; }
 
 }  // extern "C"

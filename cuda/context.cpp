@@ -23,21 +23,6 @@ ContextHold::Scope::~Scope() {
 Result<ContextHold::Scope> ContextHold::enter() {
   const Calls& calls = driver_->calls();
   const std::string which = "device " + std::to_string(device_);
-  Context current = nullptr;
-  if (const Code code = calls.context_get(&current); code != kSuccess)
-    return std::unexpected(driver_->failure(code, "cuCtxGetCurrent", which));
-  Device device = -1;
-  // A context that was destroyed or reset stays current, and may still report its device.
-  unsigned long long id = 0;
-  if (current != nullptr && calls.context_device(&device) == kSuccess && device == device_ &&
-      calls.context_id(nullptr, &id) != kContextDestroyed)
-    return Scope(nullptr);
-  return enter_primary();
-}
-
-Result<ContextHold::Scope> ContextHold::enter_primary() {
-  const Calls& calls = driver_->calls();
-  const std::string which = "device " + std::to_string(device_);
   if (retained_ == nullptr) {
     if (const Code code = calls.primary_retain(&retained_, device_); code != kSuccess) {
       retained_ = nullptr;
@@ -49,16 +34,51 @@ Result<ContextHold::Scope> ContextHold::enter_primary() {
   return Scope(driver_);
 }
 
-Result<ContextHold::Scope> ContextHold::enter_stream(const Driver& driver, Stream stream) {
-  Context current = nullptr, context = nullptr;
+InContext::InContext(const Driver& driver, Device device) noexcept : driver_(driver), device_(device) {
+  Context context = nullptr;
+  retained_ = driver->primary_retain(&context, device) == kSuccess;
+  pushed_ = retained_ && driver->context_push(context) == kSuccess;
+}
+
+InContext::~InContext() {
+  Context popped = nullptr;
+  if (pushed_) driver_->context_pop(&popped);
+  if (retained_) driver_->primary_release(device_);
+}
+
+Result<Device> device_of(const Driver& driver, Stream stream, Device otherwise) {
+  if (is_default_stream(stream)) return otherwise;
+  Context context = nullptr;
   if (const Code code = driver->stream_context(stream, &context); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuStreamGetCtx", "a stream"));
-  if (const Code code = driver->context_get(&current); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuCtxGetCurrent", "a stream"));
-  if (current == context) return Scope(nullptr);
-  if (const Code code = driver->context_push(context); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuCtxPushCurrent", "a stream"));
-  return Scope(&driver);
+  for (const DeviceInfo& info : driver.devices()) {
+    unsigned flags = 0;
+    int active = 0;
+    if (driver->primary_state(info.device, &flags, &active) != kSuccess || active == 0) continue;
+    Context primary = nullptr;
+    const InContext inside(driver, info.device);
+    if (const Code code = driver->context_get(&primary); code != kSuccess)
+      return std::unexpected(driver.failure(code, "cuCtxGetCurrent", "a stream"));
+    if (primary == context) return info.device;
+  }
+  return error(Status::invalid,
+               "the stream is of a context that the program made itself: pass one of a device's primary context, as "
+               "the CUDA runtime, PyTorch and JAX use it");
+}
+
+Result<OwnStream> OwnStream::make(const Driver& driver, Device device, const std::string& object) {
+  const InContext inside(driver, device);
+  const BesideCaptures beside(driver);
+  Stream made = nullptr;
+  if (const Code code = driver->stream_create(&made, kNonBlocking); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuStreamCreate", object));
+  return OwnStream(driver, device, made);
+}
+
+OwnStream::~OwnStream() {
+  if (stream_ == nullptr || Driver::loaded() == nullptr) return;  // a forked child: the stream is the parent's
+  const InContext inside(*driver_, device_);
+  driver_->calls().stream_destroy(stream_);
 }
 
 BesideCaptures::BesideCaptures(const Driver& driver) : driver_(&driver) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA context of the library's calls. A library must not make a second context. So it uses the caller's current
-// one where that is on the right device. Otherwise it uses the device's primary context, held as long as an object
-// needs it, and current only during the call.
+// The CUDA context of the library's calls: always the device's primary one, which cudart, PyTorch and JAX use too. A
+// library must not make a second context, and the caller's thread may have none. It is current only during the call.
 #pragma once
 
 #include <compare>
@@ -13,7 +12,7 @@
 
 namespace shmb::cuda {
 
-// Keeps the device's primary context while alive, from the first `enter` that needed it. One for each object.
+// Keeps the device's primary context while alive, from the first `enter` on. One for each object.
 class ContextHold {
  public:
   ContextHold(const Driver& driver, Device device) : driver_(&driver), device_(device) {}
@@ -21,7 +20,7 @@ class ContextHold {
   ContextHold& operator=(ContextHold&&) = delete;
   ~ContextHold();  // releases the primary context if it was retained here
 
-  // A context of the device is current in this thread until the scope ends.
+  // The context is current in this thread until the scope ends.
   class Scope {
    public:
     Scope(Scope&& other) noexcept : driver_(std::exchange(other.driver_, nullptr)) {}
@@ -31,18 +30,49 @@ class ContextHold {
    private:
     friend class ContextHold;
     explicit Scope(const Driver* pushed) : driver_(pushed) {}
-    const Driver* driver_;  // null: no context was pushed
+    const Driver* driver_;
   };
   Result<Scope> enter();
-  // For objects that must outlive the caller's context: the primary one, held from now on, whichever is current.
-  Result<Scope> enter_primary();
-  // Enters the context of a stream that the caller made. The caller keeps that context.
-  static Result<Scope> enter_stream(const Driver& driver, Stream stream);
 
  private:
   const Driver* driver_;
   Device device_;
   Context retained_ = nullptr;
+};
+
+// The same for one call that owns memory. It never fails: where there is no context, the call itself says so.
+class InContext {
+ public:
+  InContext(const Driver& driver, Device device) noexcept;
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
+  ~InContext();
+
+ private:
+  const Driver& driver_;
+  Device device_;
+  bool retained_ = false, pushed_ = false;
+};
+
+// The device of a stream, which must be of a primary context; `otherwise` for a default stream.
+Result<Device> device_of(const Driver& driver, Stream stream, Device otherwise);
+
+// A stream in the device's primary context that waits for no stream of the program, and no stream waits for it. End it
+// when its work is done: nobody could ask for that afterwards.
+class OwnStream {
+ public:
+  static Result<OwnStream> make(const Driver& driver, Device device, const std::string& object);
+  OwnStream(OwnStream&& other) noexcept
+      : driver_(other.driver_), device_(other.device_), stream_(std::exchange(other.stream_, nullptr)) {}
+  OwnStream& operator=(OwnStream&&) = delete;
+  ~OwnStream();
+  Stream get() const { return stream_; }
+
+ private:
+  OwnStream(const Driver& driver, Device device, Stream stream) : driver_(&driver), device_(device), stream_(stream) {}
+  const Driver* driver_;
+  Device device_;
+  Stream stream_;
 };
 
 // The library's own queries must not become part of a program's graph. By default the driver treats them as a fault of

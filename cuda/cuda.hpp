@@ -31,7 +31,7 @@ namespace detail {
 
 template <>
 struct Closer<shmb_gpu_region> {
-  static void close(shmb_gpu_region* handle) noexcept { (void)shmb_gpu_release(handle, 0, 0, nullptr); }
+  static void close(shmb_gpu_region* handle) noexcept { shmb_gpu_release_later(handle); }
 };
 template <>
 struct Closer<shmb_gpu_lease> {
@@ -181,6 +181,21 @@ struct PublishOptions {
   Timeout timeout{};
 };
 
+/// A tensor of a set: the number of its region, and the tensor, whose offset counts from that region's begin.
+struct SetTensor {
+  std::size_t region = 0;
+  Tensor tensor{};
+};
+/// How a set is published. `timeout` is for the device and for the broker.
+struct SetOptions {
+  GroupId group{};
+  std::optional<Keep> keep{};
+  bool replace = false;
+  Sync sync{};
+  std::vector<SetTensor> tensors{};
+  Timeout timeout{};
+};
+
 /// How a region is imported. `devices`: ordinals that shall reach it. `at`: the address that it shall have; 0: any.
 struct ImportOptions {
   Access access = Access::read_only;
@@ -192,8 +207,7 @@ struct ImportOptions {
 };
 
 /// GPU memory with its mapping in this process. Ownership: the handle owns one reference and moves only. Threads: any.
-/// Lifetime: addresses are valid until the handle ends or sleeps; the destructor ends it as release() does, without an
-/// error.
+/// Lifetime: addresses are valid until the handle ends or sleeps.
 class Region {
  public:
   /// Takes over a C handle.
@@ -281,6 +295,36 @@ class Region {
       else results.push_back(Error(static_cast<Status>(statuses[i])));
     }
     return {std::move(results)};
+  }
+
+  /// Publishes many regions of one device at once under one name; an empty name: unnamed. A reader imports the set as
+  /// one region: it has all of one generation, or of the one before. Returns a handle without a mapping. Statuses:
+  /// those of try_publish(), and invalid (a region of another session or device; asleep; still written; twice; a tensor
+  /// that reaches beyond its region). Throws std::bad_alloc.
+  static Result<Region> try_publish_set(const Session& session, std::string_view name, std::span<Region* const> regions,
+                                        const SetOptions& options = {}) {
+    std::vector<shmb_gpu_region*> raw;
+    for (const Region* region : regions) raw.push_back(region->c());
+    std::vector<shmb_gpu_set_tensor> tensors;
+    for (const SetTensor& one : options.tensors) tensors.push_back({one.region, one.tensor.to_c()});
+    shmb_gpu_set_options c{};
+    c.size = sizeof c;
+    c.tensors = tensors.data();
+    c.tensor_count = tensors.size();
+    c.group = options.group.value;
+    if (options.keep) {
+      c.keep_ns = options.keep->nanoseconds();
+      c.flags |= SHMB_GPU_PUBLISH_KEEP_GIVEN;
+    }
+    if (options.replace) c.flags |= SHMB_GPU_PUBLISH_REPLACE;
+    c.sync = options.sync.kind();
+    c.stream = options.sync.handle();
+    c.timeout_ns = options.timeout.nanoseconds();
+    const shmbroker::detail::CText text(name);
+    return made([&](shmb_gpu_region** set, shmb_error* error) {
+      return shmb_gpu_publish_set(session.c(), name.empty() ? nullptr : text.get(), raw.data(), raw.size(), &c, set,
+                                  error);
+    });
   }
 
   /// Gives the memory to the broker, so that others may import it. It waits for options.sync first. Then it lives while
@@ -374,6 +418,15 @@ class Region {
     return managed;
   }
 
+  /// A writable copy on the same device, which no other process knows of: for receivers that ignore that a tensor is
+  /// read-only. Its tensors lie where they lie here. Statuses: those of try_allocate(), invalid (it sleeps), busy,
+  /// deadline.
+  Result<Region> try_copy(Timeout timeout = {}) const noexcept {
+    return made([&](shmb_gpu_region** raw, shmb_error* error) {
+      return shmb_gpu_copy(handle_.get(), timeout.nanoseconds(), raw, error);
+    });
+  }
+
   /// This handle does not write any more: a death does not poison the region. It waits for `sync` first. Statuses:
   /// denied (no writer), invalid (not published, or asleep), deadline and busy; then it is a writer still.
   Result<void> try_written(Sync sync = {}, Timeout timeout = {}) noexcept {
@@ -412,8 +465,8 @@ class Region {
     return fd;
   }
   /// Ends the handle now, whatever the result, and the region as soon as the device is done with it. The destructor
-  /// does the same without an error. Statuses: deadline or busy, and then dispatch() ends the region later; with
-  /// `unname` those of RegionBase::try_release().
+  /// asks the device nothing, and leaves the end of the region to the next call or dispatch(). Statuses: deadline or
+  /// busy, and then dispatch() ends the region later; with `unname` those of RegionBase::try_release().
   Result<void> try_release(bool unname = false, Timeout timeout = {}) noexcept {
     shmb_error error;
     const std::uint32_t flags = unname ? unsigned{SHMB_RELEASE_UNNAME} : 0U;
@@ -423,6 +476,10 @@ class Region {
 #if SHMBROKER_EXCEPTIONS
   /// Each does what its try_ form does, and throws Error with the status that the form returns. `where` is an address,
   /// a RegionId or a Ticket.
+  static Region publish_set(const Session& session, std::string_view name, std::span<Region* const> regions,
+                            const SetOptions& options = {}) {
+    return try_publish_set(session, name, regions, options).value();
+  }
   static Region allocate(const Session& session, std::uint64_t length, const AllocateOptions& options = {}) {
     return try_allocate(session, length, options).value();
   }
@@ -444,6 +501,7 @@ class Region {
   Tensor tensor(std::size_t number) const { return try_tensor(number).value(); }
   Tensor tensor(std::string_view name) const { return try_tensor(name).value(); }
   DLManagedTensorVersioned* dlpack(const Tensor& tensor) const { return try_dlpack(tensor).value(); }
+  Region copy(Timeout timeout = {}) const { return try_copy(timeout).value(); }
   DLManagedTensor* dlpack_unversioned(const Tensor& tensor) const { return try_dlpack_unversioned(tensor).value(); }
   void written(Sync sync = {}, Timeout timeout = {}) { try_written(sync, timeout).value(); }
   void sleep(Timeout timeout = {}) { try_sleep(timeout).value(); }

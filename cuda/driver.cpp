@@ -77,6 +77,8 @@ struct Meaning {
 
 Meaning meaning(Code code) {
   if (Driver::poisons(code)) return {Status::context_poisoned, "the context is ruined: start a new process"};
+  if (Driver::of_capture(code))
+    return {Status::busy, "a stream is being captured into a graph: call again after the capture"};
   if (code >= kMpsFirst && code <= kMpsLast) return {Status::mps, "look at the MPS control daemon and its log"};
   switch (code) {
     case kOutOfMemory:
@@ -110,36 +112,6 @@ Meaning meaning(Code code) {
       return {Status::not_permitted, "the driver forbids it here: look at IMEX, MPS and the container's policy"};
     case kNotSupported:
       return {Status::not_supported, "this device or driver cannot do it"};
-    case kCaptureUnsupported:
-      return {Status::busy, "a stream is being captured into a graph: end the capture first"};
-    case kCaptureInvalidated:
-      return {
-          Status::busy,
-          "a call that captures into graphs forbid has spoilt the one of this stream: end it, which gives no graph, "
-          "then try again"};
-    case kCaptureMerge:
-      return {Status::busy, "two captures into graphs would become one: end one of them first"};
-    case kCaptureUnmatched:
-      return {Status::busy,
-              "the stream takes part in a capture into a graph that another stream began: end it there first"};
-    case kCaptureUnjoined:
-      return {Status::busy,
-              "a stream that takes part in a capture into a graph was not joined to the one that began it: join it, "
-              "and end the capture"};
-    case kCaptureIsolation:
-      return {Status::busy,
-              "a stream that is being captured into a graph waits for nothing outside of it: wait before the capture "
-              "or after it"};
-    case kCaptureImplicit:
-      return {Status::busy,
-              "while a blocking stream is being captured into a graph the default stream cannot be used: end the "
-              "capture first, or capture in a stream made with CU_STREAM_NON_BLOCKING"};
-    case kCapturedEvent:
-      return {Status::busy,
-              "the event was last recorded in a stream that is captured into a graph, where nothing of it happens: "
-              "record it again, outside of a capture"};
-    case kCaptureWrongThread:
-      return {Status::busy, "the capture into a graph began in another thread: end it there first"};
     case kInvalidValue:
     case kInvalidContext:
     case kInvalidHandle:

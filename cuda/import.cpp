@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/sys_gpu.hpp"
+#include "cuda/leaving.hpp"
 #include "cuda/manifest_file.hpp"
 #include "cuda/notices.hpp"
 #include "cuda/region.hpp"
@@ -40,7 +41,7 @@ Result<Region::Memory> memory_of(const Driver& driver, const client::GpuOpened& 
   if (memory.length == 0 || memory.bytes > kLongestImport || memory.offset > memory.bytes ||
       memory.length > memory.bytes - memory.offset)
     return nonsense();
-  if (memory.kind == Kind::lent) return memory;
+  if (memory.kind == Kind::lent || (opened.flags & SHMBW_GPU_PUBLISH_SET) != 0) return memory;
   const std::uint64_t chunk = opened.chunk_bytes != 0 ? opened.chunk_bytes : memory.bytes;
   if ((memory.bytes - 1) / chunk + 1 != opened.chunks) return nonsense();
   for (std::uint64_t left = memory.bytes; left != 0; left -= memory.sizes.back())
@@ -128,6 +129,14 @@ class Import {
       SHMB_TRY(decoded, Manifest::decode(bytes, memory.length));
       manifest = std::move(decoded);
     }
+    if ((opened.flags & SHMBW_GPU_PUBLISH_SET) != 0) {
+      memory.sizes.assign(manifest.chunks().begin(), manifest.chunks().end());
+      const auto uneven = [&](std::uint64_t bytes) { return bytes % memory.granularity != 0; };
+      if (memory.sizes.size() != opened.chunks || memory.bytes != memory.length ||
+          std::ranges::any_of(memory.sizes, uneven))
+        return error(Status::invalid,
+                     "the chunks of " + object + " are not those of its list: its publisher is at fault");
+    }
     auto region = Region::make(driver_, std::move(memory), session_);
     region->ref_ = opened.region;
     region->rights_ = opened.rights & (SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_SHARE | SHMBW_RIGHT_RELEASE |
@@ -149,9 +158,9 @@ class Import {
     SHMB_TRY(devices, devices_for(driver_, spec_, region.memory_, object));
     region.devices_ = std::move(devices);
     const DeviceInfo& here = **driver_.at(region.devices_.front());
-    SHMB_TRY(found, import_all(*session_, driver_, here, opened, object, deadline_));
     // Where it is used there is a context, or will be.
     SHMB_TRY(scope, region.enter());
+    SHMB_TRY(found, import_all(*session_, driver_, here, opened, object, deadline_));
     auto done = region.map(found, spec_.at);
     if (done) done = region.set_access(spec_.access);
     return done;
@@ -177,7 +186,7 @@ class Import {
     SHMB_TRY(devices, devices_for(driver_, spec_, region.memory_, object));
     region.devices_ = std::move(devices);
     // Only one context of a process may open it, and it is closed in the same one: the primary context, which stays.
-    SHMB_TRY(scope, region.hold_.emplace(driver_, region.devices_.front()).enter_primary());
+    SHMB_TRY(scope, region.hold_.emplace(driver_, region.devices_.front()).enter());
     IpcHandle handle;
     static_assert(sizeof handle.reserved == sizeof opened.handle);
     std::memcpy(handle.reserved, opened.handle.data(), sizeof handle.reserved);
@@ -212,6 +221,7 @@ std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client:
     return results;
   }
   const Driver& driver = **loaded;
+  (void)Leaving::run(nullptr);
   const Notices::Opening opening(Notices::of(session));
   std::vector<client::GpuReport> reports;
   for (std::size_t first = 0; first < wishes.size(); first += kWishesOfPacket) {

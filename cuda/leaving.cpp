@@ -9,8 +9,11 @@
 #include <list>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <utility>
 
+#include "base/sys_process.hpp"
+#include "client/c_api/c_api.hpp"
 #include "cuda/region.hpp"
 
 namespace shmb::cuda {
@@ -18,7 +21,7 @@ namespace {
 
 struct LeavingRegion {
   std::unique_ptr<Region> region;
-  std::unique_ptr<Backlog> backlog;
+  std::optional<Backlog> backlog;  // from the first question on
 };
 
 struct AllLeaving {
@@ -33,13 +36,24 @@ AllLeaving& all_leaving() {
   return *all;
 }
 
+// A program that closes its session and calls nothing more would keep what it has let go. An idle device is done in
+// this time.
+void before_disconnect(client::Session& session) noexcept {
+  constexpr std::int64_t kIdle = 20'000'000, kRest = 200'000;
+  try {
+    const auto until = client::Deadline::after(kIdle);
+    while (Leaving::run(&session).waiting != 0 && !until.passed()) sys::rest(kRest);
+  } catch (...) {  // they end with the process
+  }
+}
+
 }  // namespace
 
-void Leaving::add(std::unique_ptr<Region>& region, Backlog backlog) {
+void Leaving::add(std::unique_ptr<Region>& region) {
   std::list<LeavingRegion> one(1);
-  one.front().backlog = std::make_unique<Backlog>(std::move(backlog));
   one.front().region = std::move(region);
   AllLeaving& all = all_leaving();
+  client::c_api::at_disconnect.store(before_disconnect, std::memory_order_release);
   std::lock_guard lock(all.mutex);
   all.regions.splice(all.regions.end(), one);
   all.count.fetch_add(1, std::memory_order_release);
@@ -72,7 +86,7 @@ Leaving::Counts Leaving::run(const client::Session* session) {
   for (auto next = looked_at.begin(); next != looked_at.end();) {
     const auto one = next++;
     try {
-      if (one->backlog->blind()) one->backlog = std::make_unique<Backlog>(one->region->backlog());
+      if (!one->backlog || one->backlog->blind()) one->backlog.emplace(one->region->backlog());
       if (!one->backlog->over()) continue;
     } catch (const std::bad_alloc&) {  // no memory for a sentence: not known, then
       continue;

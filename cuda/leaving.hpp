@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Released regions that a device still works with. No call may wait for that without a deadline, and nothing may be
-// unmapped under a kernel. They keep their mapping and their reference until the device is done. They end in
-// shmb_dispatch, or at the end of a call that frees. A region whose work never ends stays until the process ends.
+// Regions whose last handle has ended. A handle may end at any time, in a destructor or a finaliser, also while a
+// stream is being captured into a graph, which a question to the driver would spoil. So nothing is asked then. The
+// region keeps its mapping and its reference until the next call that may ask (allocate, import, publish, release,
+// lend, retire, disconnect, dispatch) finds its devices done. A region whose work never ends stays until the process
+// ends.
 #pragma once
 
 #include <cstddef>
 #include <memory>
 
-#include "cuda/backlog.hpp"
+#include "cuda/abi.hpp"
 
 namespace shmb::client {
 class Session;
@@ -24,7 +26,7 @@ class Leaving {
   };
 
   // If it throws, the caller still has the region.
-  static void add(std::unique_ptr<Region>& region, Backlog backlog);
+  static void add(std::unique_ptr<Region>& region);
   // Ends those whose devices are done: of a session and of no session, or (null) all. Does not wait.
   static Counts run(const client::Session* session);
   static bool any() noexcept;

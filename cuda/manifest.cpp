@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes: "shmT", version 1, count. For each tensor its offset, type, dimensions, whether strides are given, and the
+// The bytes: "shmT", version, count. Version 1 has tensors alone. Version 2 is of a set: here come the number of chunks
+// and the bytes of each. For each tensor its offset, type, dimensions, whether strides are given, and the
 // name's length, then shape, strides and name. Little-endian, without padding.
 #include "cuda/manifest.hpp"
 
@@ -12,7 +13,7 @@ namespace shmb::cuda {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x546d6873;  // "shmT"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 1, kVersionOfSet = 2;
 constexpr std::uint64_t kNoMore = std::numeric_limits<std::uint64_t>::max();
 
 std::uint64_t times(std::uint64_t a, std::uint64_t b) {
@@ -156,6 +157,14 @@ Result<Manifest> Manifest::of(std::vector<Tensor> tensors, std::uint64_t length)
   return manifest;
 }
 
+Result<Manifest> Manifest::of_set(std::vector<Tensor> tensors, std::vector<std::uint64_t> chunks) {
+  std::uint64_t length = 0;
+  for (const std::uint64_t bytes : chunks) length = plus(length, bytes);
+  SHMB_TRY(made, of(std::move(tensors), length));
+  made.chunks_ = std::move(chunks);
+  return std::move(made);
+}
+
 Result<Manifest> Manifest::decode(std::span<const std::byte> bytes, std::uint64_t length) {
   const auto malformed = [] {
     return error(Status::invalid, "the region's list of tensors is malformed: its publisher is at fault");
@@ -164,9 +173,21 @@ Result<Manifest> Manifest::decode(std::span<const std::byte> bytes, std::uint64_
   ManifestReader reader(bytes);
   std::uint32_t magic = 0, version = 0, count = 0;
   if (!reader.number(magic) || magic != kMagic || !reader.number(version) || !reader.number(count)) return malformed();
-  if (version != kVersion)
+  if (version != kVersion && version != kVersionOfSet)
     return error(Status::too_new, "the region's list of tensors is of a newer library: install it here too");
   if (count > kMaxTensors) return malformed();
+  std::vector<std::uint64_t> chunks;
+  if (std::uint32_t many = 0; version == kVersionOfSet) {
+    if (!reader.number(many) || many == 0) return malformed();
+    std::uint64_t all = 0;
+    for (std::uint32_t i = 0; i < many; ++i) {
+      std::uint64_t bytes = 0;
+      if (!reader.number(bytes) || bytes == 0) return malformed();
+      all = plus(all, bytes);
+      chunks.push_back(bytes);
+    }
+    if (all != length) return malformed();
+  }
   std::vector<Tensor> tensors;
   for (std::uint32_t i = 0; i < count; ++i) {
     auto tensor = read_tensor(reader);
@@ -174,7 +195,9 @@ Result<Manifest> Manifest::decode(std::span<const std::byte> bytes, std::uint64_
     tensors.push_back(std::move(*tensor));
   }
   if (!reader.done()) return malformed();
-  return of(std::move(tensors), length);
+  SHMB_TRY(made, of(std::move(tensors), length));
+  made.chunks_ = std::move(chunks);
+  return std::move(made);
 }
 
 const Tensor* Manifest::find(std::string_view name) const {
@@ -184,10 +207,12 @@ const Tensor* Manifest::find(std::string_view name) const {
 
 std::vector<std::byte> Manifest::encode() const {
   ManifestWriter writer;
-  if (tensors_.empty()) return {};
+  if (empty()) return {};
   writer.number(kMagic);
-  writer.number(kVersion);
+  writer.number(chunks_.empty() ? kVersion : kVersionOfSet);
   writer.number(static_cast<std::uint32_t>(tensors_.size()));
+  if (!chunks_.empty()) writer.number(static_cast<std::uint32_t>(chunks_.size()));
+  for (const std::uint64_t bytes : chunks_) writer.number(bytes);
   for (const Tensor& tensor : tensors_) {
     writer.number(tensor.offset);
     writer.number(tensor.type.code);

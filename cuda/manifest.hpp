@@ -45,14 +45,18 @@ class Manifest {
   Manifest& operator=(Manifest&&) = default;
   // Each must fit, and no two may have one name.
   static Result<Manifest> of(std::vector<Tensor> tensors, std::uint64_t length);
+  // Of a set, which has chunks of any sizes.
+  static Result<Manifest> of_set(std::vector<Tensor> tensors, std::vector<std::uint64_t> chunks);
   static Result<Manifest> decode(std::span<const std::byte> bytes, std::uint64_t length);
 
-  bool empty() const { return tensors_.empty(); }
+  bool empty() const { return tensors_.empty() && chunks_.empty(); }
+  std::span<const std::uint64_t> chunks() const { return chunks_; }  // bytes of each, of a set
   std::span<const Tensor> tensors() const { return tensors_; }
   const Tensor* find(std::string_view name) const;
-  std::vector<std::byte> encode() const;  // empty if there are no tensors
+  std::vector<std::byte> encode() const;  // empty if there is nothing to say
 
  private:
+  std::vector<std::uint64_t> chunks_;
   std::vector<Tensor> tensors_;
   std::unordered_map<std::string_view, std::size_t> by_name_;  // points into tensors_, which never changes
 };

@@ -15,10 +15,11 @@ Result<Allocation> Allocation::create(const Driver& driver, const DeviceInfo& de
   wanted.location = {kDeviceLocation, device.device};
   wanted.flags.gpu_direct_rdma_capable = rdma ? 1 : 0;
   MemHandle handle = 0;
+  const InContext inside(driver, device.device);
   if (const Code code = driver->mem_create(&handle, bytes, &wanted, 0); code != kSuccess)
     return std::unexpected(
         driver.failure(code, "cuMemCreate", std::to_string(bytes) + " bytes on " + device.uuid_text()));
-  return Allocation(driver, handle);
+  return Allocation(driver, device.device, handle);
 }
 
 Result<Allocation> Allocation::import(const Driver& driver, int fd, const DeviceInfo& device,
@@ -26,13 +27,15 @@ Result<Allocation> Allocation::import(const Driver& driver, int fd, const Device
   MemHandle handle = 0;
   // The driver takes the descriptor's number where other calls take an address.
   void* const number = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
+  const InContext inside(driver, device.device);
   if (const Code code = driver->mem_import(&handle, number, kPosixFd); code != kSuccess)
     return std::unexpected(driver.import_failure(code, object, device));
-  return Allocation(driver, handle);
+  return Allocation(driver, device.device, handle);
 }
 
-Result<Allocation> Allocation::at(const Driver& driver, Address address, const std::string& object) {
+Result<Allocation> Allocation::at(const Driver& driver, Device device, Address address, const std::string& object) {
   MemHandle handle = 0;
+  const InContext inside(driver, device);
   const Code code = driver->mem_retain(&handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)));
   if (code == kInvalidValue)
     return error(Status::not_exportable,
@@ -40,12 +43,13 @@ Result<Allocation> Allocation::at(const Driver& driver, Address address, const s
                      " was not made by cuMemCreate and has no handle to share: memory of cudaMalloc is shared with "
                      "shmb_gpu_lend, other memory is copied into a region of shmb_gpu_allocate");
   if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemRetainAllocationHandle", object));
-  return Allocation(driver, handle);
+  return Allocation(driver, device, handle);
 }
 
 Result<Fd> Allocation::share(const std::string& object) const {
   const Driver& driver = *driver_;
   int number = -1;
+  const InContext inside(driver, device_);
   const Code code = driver->mem_export(&number, handle_, kPosixFd, 0);
   if (code == kInvalidValue || code == kNotSupported)
     return error(Status::not_exportable,
@@ -63,24 +67,30 @@ Result<Fd> Allocation::share(const std::string& object) const {
 
 Result<AllocationProp> Allocation::properties(const std::string& object) const {
   AllocationProp found;
+  const InContext inside(*driver_, device_);
   if (const Code code = (*driver_)->mem_properties(&found, handle_); code != kSuccess)
     return std::unexpected(driver_->failure(code, "cuMemGetAllocationPropertiesFromHandle", object));
   return found;
 }
 
 void Allocation::reset() noexcept {
-  if (driver_ != nullptr && Driver::loaded() != nullptr) (*driver_)->mem_release(handle_);
+  if (driver_ != nullptr && Driver::loaded() != nullptr) {
+    const InContext inside(*driver_, device_);
+    (*driver_)->mem_release(handle_);
+  }
   driver_ = nullptr;
   handle_ = 0;
 }
 
-Result<AddressRange> AddressRange::reserve(const Driver& driver, std::uint64_t bytes, std::uint64_t alignment,
-                                           Address at, const std::string& object) {
+Result<AddressRange> AddressRange::reserve(const Driver& driver, Device device, std::uint64_t bytes,
+                                           std::uint64_t alignment, Address at, const std::string& object) {
   AddressRange range;
   Address found = 0;
+  const InContext inside(driver, device);
   if (const Code code = driver->address_reserve(&found, bytes, alignment, at, 0); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuMemAddressReserve", object));
   range.driver_ = &driver;
+  range.device_ = device;
   range.address_ = found;
   range.bytes_ = bytes;
   // The driver takes the wanted address as a hint.
@@ -92,6 +102,7 @@ Result<AddressRange> AddressRange::reserve(const Driver& driver, std::uint64_t b
 Result<void> AddressRange::map(std::span<const Allocation> allocations, std::span<const std::uint64_t> sizes,
                                const std::string& object) {
   Address next = address_;
+  const InContext inside(*driver_, device_);
   for (std::size_t i = 0; i < allocations.size(); ++i) {
     mapped_.reserve(allocations.size());
     if (const Code code = (*driver_)->mem_map(next, sizes[i], 0, allocations[i].get(), 0); code != kSuccess) {
@@ -109,6 +120,7 @@ Result<void> AddressRange::set_access(std::span<const Device> devices, int acces
   std::vector<AccessDesc> wanted;
   for (const Device device : devices) wanted.push_back({{kDeviceLocation, device}, access});
   const std::uint64_t bytes = std::accumulate(mapped_.begin(), mapped_.end(), std::uint64_t{0});
+  const InContext inside(*driver_, device_);
   if (const Code code = (*driver_)->mem_set_access(address_, bytes, wanted.data(), wanted.size()); code != kSuccess)
     return std::unexpected(driver_->failure(code, "cuMemSetAccess", object));
   return {};
@@ -118,7 +130,8 @@ Result<void> AddressRange::set_access(std::span<const Device> devices, int acces
 Code AddressRange::unmap() noexcept {
   Code first = kSuccess;
   std::size_t refused = 0;
-  if (driver_ != nullptr && Driver::loaded() != nullptr) {
+  if (driver_ != nullptr && !mapped_.empty() && Driver::loaded() != nullptr) {
+    const InContext inside(*driver_, device_);
     Address next = address_;
     for (const std::uint64_t bytes : mapped_) {
       const Code code = (*driver_)->mem_unmap(next, bytes);
@@ -134,7 +147,10 @@ Code AddressRange::unmap() noexcept {
 
 void AddressRange::reset() noexcept {
   if (unmap() != kSuccess) stuck_ = true;
-  if (driver_ != nullptr && !stuck_ && Driver::loaded() != nullptr) (*driver_)->address_free(address_, bytes_);
+  if (driver_ != nullptr && !stuck_ && Driver::loaded() != nullptr) {
+    const InContext inside(*driver_, device_);
+    (*driver_)->address_free(address_, bytes_);
+  }
   mapped_.clear();
   driver_ = nullptr;
   address_ = 0;

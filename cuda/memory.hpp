@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Owning types over the driver's memory: one physical allocation, and one range of addresses with allocations mapped
-// into it. They give back what they own, whatever happens to the context. In a forked child, where the driver must not
-// be called, they give back nothing.
+// into it. Each call is made in the device's primary context. They give back what they own, whatever happens to the
+// context. In a forked child, where the driver must not be called, they give back nothing.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/fd.hpp"
-#include "cuda/driver.hpp"
+#include "cuda/context.hpp"
 
 namespace shmb::cuda {
 
@@ -21,16 +21,19 @@ class Allocation {
  public:
   static Result<Allocation> create(const Driver& driver, const DeviceInfo& device, std::uint64_t bytes, bool rdma);
   static Result<Allocation> import(const Driver& driver, int fd, const DeviceInfo& device, const std::string& object);
-  // not_exportable if the memory was not made by cuMemCreate.
-  static Result<Allocation> at(const Driver& driver, Address address, const std::string& object);
+  // not_exportable if the memory was not made by cuMemCreate. `device`: in whose context to ask.
+  static Result<Allocation> at(const Driver& driver, Device device, Address address, const std::string& object);
 
   Allocation() = default;
   Allocation(Allocation&& other) noexcept
-      : driver_(std::exchange(other.driver_, nullptr)), handle_(std::exchange(other.handle_, 0)) {}
+      : driver_(std::exchange(other.driver_, nullptr)),
+        device_(other.device_),
+        handle_(std::exchange(other.handle_, 0)) {}
   Allocation& operator=(Allocation&& other) noexcept {
     if (this != &other) {
       reset();
       driver_ = std::exchange(other.driver_, nullptr);
+      device_ = other.device_;
       handle_ = std::exchange(other.handle_, 0);
     }
     return *this;
@@ -44,8 +47,10 @@ class Allocation {
   void reset() noexcept;
 
  private:
-  Allocation(const Driver& driver, MemHandle handle) : driver_(&driver), handle_(handle) {}
+  Allocation(const Driver& driver, Device device, MemHandle handle)
+      : driver_(&driver), device_(device), handle_(handle) {}
   const Driver* driver_ = nullptr;
+  Device device_ = 0;
   MemHandle handle_ = 0;
 };
 
@@ -53,8 +58,8 @@ class Allocation {
 class AddressRange {
  public:
   // `at` 0: anywhere; otherwise at that address, or invalid. `alignment` is a multiple of the device's granularity.
-  static Result<AddressRange> reserve(const Driver& driver, std::uint64_t bytes, std::uint64_t alignment, Address at,
-                                      const std::string& object);
+  static Result<AddressRange> reserve(const Driver& driver, Device device, std::uint64_t bytes, std::uint64_t alignment,
+                                      Address at, const std::string& object);
   AddressRange() = default;
   AddressRange(AddressRange&& other) noexcept { take(other); }
   AddressRange& operator=(AddressRange&& other) noexcept {
@@ -85,12 +90,14 @@ class AddressRange {
  private:
   void take(AddressRange& other) noexcept {
     driver_ = std::exchange(other.driver_, nullptr);
+    device_ = other.device_;
     address_ = std::exchange(other.address_, 0);
     bytes_ = std::exchange(other.bytes_, 0);
     mapped_ = std::exchange(other.mapped_, {});
     stuck_ = std::exchange(other.stuck_, false);
   }
   const Driver* driver_ = nullptr;
+  Device device_ = 0;
   Address address_ = 0;
   std::uint64_t bytes_ = 0;
   std::vector<std::uint64_t> mapped_;

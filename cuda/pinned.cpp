@@ -88,7 +88,7 @@ Result<std::shared_ptr<PinnedHost::Registration>> PinnedHost::Registration::make
   if (made->read_only_ && !device->read_only_register)
     return error(Status::not_supported,
                  device->name + " cannot register memory that is mapped read-only: attach " + object + " for writing");
-  SHMB_TRY(scope, made->hold_.enter_primary());
+  SHMB_TRY(scope, made->hold_.enter());
   if (!made->session_->is_local()) {
     if (auto told = client::gpu_pinned(*made->session_, made->ref_, false, deadline); !told) {
       made->told_ = made->unanswered_ = told.error().status == Status::deadline;  // the broker may still get it
@@ -112,7 +112,7 @@ PinnedHost::Registration::~Registration() {
   if (driver == nullptr) return;  // a forked child: pages and pin are the parent's
   if (registered_) {
     try {
-      auto scope = hold_.enter_primary();
+      auto scope = hold_.enter();
       const BesideCaptures beside(*driver);
       driver->calls().host_unregister(memory_);  // also without a context: then the driver refuses
     } catch (...) {  // no memory for a sentence: the pages stay registered, and counted, until the process ends

@@ -10,6 +10,7 @@
 
 #include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
+#include "cuda/leaving.hpp"
 #include "cuda/manifest_file.hpp"
 #include "cuda/notices.hpp"
 #include "cuda/region.hpp"
@@ -200,6 +201,7 @@ std::vector<Result<void>> Region::publish(std::span<const Handle> regions, std::
     std::ranges::fill(results, Result<void>(std::unexpected(loaded.error())));
     return results;
   }
+  (void)Leaving::run(nullptr);
   std::vector<std::unique_ptr<Publication>> all;
   std::set<const Region*> seen;
   std::set<Device> settled;

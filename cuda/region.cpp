@@ -30,7 +30,8 @@ Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const De
 
 namespace {
 
-// The end of a last reference has no deadline argument and no result. A caller that needs these calls release().
+// The end of a last reference has no deadline argument and no result, and asks the driver nothing. A caller that needs
+// these calls release().
 struct Ending {
   client::Deadline deadline;
   Result<void> outcome;
@@ -64,15 +65,16 @@ void Region::end(Region* region) noexcept {
   if (Driver::loaded() == nullptr || last->pointer() == 0) return;  // a forked child has no GPU memory
   Ending* const asked = std::exchange(asked_ending, nullptr);
   try {
+    if (asked == nullptr) return Leaving::add(last);  // nobody knows what the program's streams do right now
     Backlog before = last->backlog();
-    auto waited = before.wait(asked != nullptr ? asked->deadline : client::Deadline::after(0));
+    auto waited = before.wait(asked->deadline);
     if (before.over()) return;
     Error why = waited ? Error{} : waited.error();
     why.sentence +=
         "; its mapping and its reference stay until the device is through, then shmb_dispatch or a later "
         "call that frees gives them back";
-    if (asked != nullptr) asked->outcome = std::unexpected(std::move(why));
-    Leaving::add(last, std::move(before));
+    asked->outcome = std::unexpected(std::move(why));
+    Leaving::add(last);
   } catch (const std::bad_alloc&) {
     (void)last.release();  // it is not known whether the device is done: it stays until the process ends
     if (asked != nullptr) asked->outcome = error(Status::no_memory, "out of memory");
@@ -120,7 +122,8 @@ Result<ContextHold::Scope> Region::enter() {
 
 Result<void> Region::map(std::span<const Allocation> allocations, Address at) {
   if (!range_) {
-    SHMB_TRY(range, AddressRange::reserve(*driver_, memory_.bytes, memory_.granularity, at, called()));
+    SHMB_TRY(range,
+             AddressRange::reserve(*driver_, devices_.front(), memory_.bytes, memory_.granularity, at, called()));
     range_ = std::move(range);
   }
   return range_.map(allocations, memory_.sizes, called());
@@ -141,9 +144,9 @@ void Region::close_own() {
 // A reference to each allocation, for exporting, or to keep it through a sleep.
 Result<std::vector<Allocation>> Region::allocations() const {
   std::vector<Allocation> all;
-  Address next = range_.address();
+  Address next = range_ ? range_.address() : pointer() - memory_.offset;
   for (const std::uint64_t bytes : memory_.sizes) {
-    SHMB_TRY(one, Allocation::at(*driver_, next, called()));
+    SHMB_TRY(one, Allocation::at(*driver_, devices_.front(), next, called()));
     all.push_back(std::move(one));
     next += bytes;
   }
@@ -154,7 +157,7 @@ bool Region::unmap() noexcept {
   bool gone = true;
   if (opened_ != 0) {
     try {
-      auto scope = hold_->enter_primary();
+      auto scope = hold_->enter();
       const BesideCaptures beside(*driver_);
       gone = scope && driver_->calls().ipc_close_memory(opened_) == kSuccess;
     } catch (const std::bad_alloc&) {
@@ -295,6 +298,7 @@ Result<void> Region::wake(client::Deadline deadline) {
     return error(Status::driver_failed, called() +
                                             " was not taken away whole when it was put to sleep, so it cannot "
                                             "come back: release it and import it again");
+  SHMB_TRY(scope, enter());
   std::vector<Allocation> found;
   if (published()) {
     client::GpuRequest wish;
@@ -333,6 +337,25 @@ Result<void> Region::wake(client::Deadline deadline) {
     return told(mapped.error());
   }
   return {};
+}
+
+// A copy on the same device, of the caller alone and writable.
+Result<Region::Handle> Region::copy(const Patience& patience) {
+  SHMB_TRY(driver, Driver::load());
+  AllocateSpec spec;
+  spec.device = devices_.front();
+  spec.zero = false;
+  SHMB_TRY(made, allocate(session_, memory_.length, spec));
+  SHMB_TRY(lock, change(patience.device()));  // it does not fall asleep meanwhile
+  if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
+  SHMB_TRY(scope, made->enter());
+  SHMB_TRY(own, OwnStream::make(*driver, spec.device, called()));
+  const Code code = (*driver)->copy_on_device_async(made->pointer(), pointer(), memory_.length, own.get());
+  if (code != kSuccess) return std::unexpected(driver->failure(code, "cuMemcpyDtoDAsync", called()));
+  auto copied = Backlog::of_stream(*driver, spec.device, own.get(), called()).wait(patience.device());
+  if (copied) return made;
+  made->working_.emplace(std::move(own));  // it ends when the device is done with it
+  return std::unexpected(copied.error());
 }
 
 Result<client::Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,

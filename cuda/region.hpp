@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU memory of one process: allocated here, adopted from another allocator, or imported. Its addresses are valid while
 // it lives. Its end waits for the device, unmaps, and only then gives the reference back. So the broker never counts
-// fewer users than there are. If the device is not done in time, the region ends later.
+// fewer users than there are. Without `release`, or if the device is not done in time, the region ends later.
 #pragma once
 
 #include <array>
@@ -65,6 +65,19 @@ struct PublishSpec {
   Sync sync;
   std::vector<Tensor> tensors;
 };
+// A tensor of a set: its offset counts from its region's begin.
+struct SetTensor {
+  std::size_t region = 0;  // number in the set
+  Tensor tensor;
+};
+struct SetSpec {
+  std::string name;
+  std::uint64_t group = 0;
+  std::optional<std::int64_t> keep;
+  bool replace = false;
+  Sync sync;
+  std::vector<SetTensor> tensors;
+};
 struct ImportSpec {
   Access access = Access::read;
   std::vector<Device> devices;  // empty: that of the current context, else the region's own
@@ -110,12 +123,14 @@ class Region : public std::enable_shared_from_this<Region> {
   static std::vector<Result<Handle>> import(const std::shared_ptr<client::Session>& session,
                                             std::span<const client::GpuRequest> wishes,
                                             std::span<const ImportSpec> specs, client::Deadline deadline);
+  // All of them under one name, at once. The handle has no mapping.
+  static Result<Handle> publish_set(const std::shared_ptr<client::Session>& session, std::span<const Handle> regions,
+                                    const SetSpec& spec, const Patience& patience);
   // Waits for a name that does not exist yet.
   static Result<Handle> import(const std::shared_ptr<client::Session>& session, const client::GpuRequest& wish,
                                const ImportSpec& spec, std::int64_t timeout, std::int64_t wait);
 
-  // The end of the last reference ends it as `release` does with the default deadline. If that passes, Leaving ends it
-  // later.
+  // The end of the last reference asks the driver nothing: Leaving ends the region in a later call.
   static Handle make(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session);
   // For the last reference: deadline if the device is not done in time; then the region ends later.
   static Result<void> release(Handle region, client::Deadline deadline);
@@ -143,6 +158,7 @@ class Region : public std::enable_shared_from_this<Region> {
   Backlog backlog() const;  // of the devices that can access it
 
   Result<void> written(Sync sync, const Patience& patience);
+  Result<Handle> copy(const Patience& patience);
   Result<void> sleep(const Patience& patience);
   Result<void> wake(client::Deadline deadline);
   Result<client::Region::Ticket> make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,
@@ -161,6 +177,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
  private:
   friend class Publication;
+  friend class SetPublication;
   friend class Import;
   Region(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session);
   static void end(Region* region) noexcept;
@@ -183,8 +200,9 @@ class Region : public std::enable_shared_from_this<Region> {
   std::shared_ptr<Notices> notices_;  // gets states that the broker reports; set with the session
   std::vector<Device> devices_;       // those that can access it; calls that need a context use the first
   std::optional<ContextHold>
-      hold_;               // from the first such call on; for lent memory the primary context, which opened it
-  mutable Turn changing_;  // publish, written, sleep, wake
+      hold_;  // from the first such call on; for lent memory the primary context, which opened it
+  std::optional<OwnStream> working_;  // may still zero or copy, because nobody waited long enough
+  mutable Turn changing_;             // publish, written, sleep, wake
   AddressRange range_;
   std::vector<Allocation> held_;  // adopted and not yet published, or asleep and never published
   Address opened_ = 0;            // lent memory: what the driver opened

@@ -19,6 +19,8 @@
  *  - Waiting for the device has a deadline, after which nothing has changed and the call can be made again. The driver
  *    has none: it is asked again and again what became of the work, which it can be from CUDA 12.5 on. On an older one
  *    (SHMB_GPU_DEVICE_BOUNDED_WAITS is not set) those calls wait as long as it takes.
+ *  - While a stream of the process is captured into a graph, only handles may end: calls that ask the device answer
+ *    BUSY and may spoil the capture.
  */
 #ifndef SHMBROKER_CUDA_H
 #define SHMBROKER_CUDA_H
@@ -87,7 +89,7 @@ typedef struct shmb_gpu_allocate_options {
   uint32_t flags;       /* enum shmb_gpu_allocate_flag */
   uint64_t chunk_bytes; /* 0: one allocation of the driver; else several, none larger (2 GiB is needed on WSL2) */
   int64_t retry_ns;     /* OUT_OF_MEMORY is tried again so long, in case others free; default: SHMB_GPU_RETRY */
-  int64_t timeout_ns;   /* of zeroing, behind what the default stream has to do; default: SHMB_GPU_DEVICE_TIMEOUT */
+  int64_t timeout_ns;   /* of zeroing, in a stream of its own; default: SHMB_GPU_DEVICE_TIMEOUT */
 } shmb_gpu_allocate_options;
 
 /** Memory on a device, mapped for reading and writing there, zeroed. Nobody else knows of it until shmb_gpu_publish; it
@@ -118,11 +120,10 @@ typedef struct shmb_gpu_tensor {
 } shmb_gpu_tensor;
 
 enum shmb_gpu_sync {
-  /* Waits for all that was enqueued on the device before, in its primary context and in the calling thread's. PyTorch,
-   * JAX and the CUDA runtime know no other than the primary one. Of other contexts of its own a program knows when they
-   * are done. */
+  /* Waits for all that was enqueued on the device before, in its primary context. PyTorch, JAX and the CUDA runtime
+   * know no other. Of contexts of its own a program knows when they are done. */
   SHMB_GPU_SYNC_DEVICE = 0,
-  SHMB_GPU_SYNC_STREAM, /* waits for one stream */
+  SHMB_GPU_SYNC_STREAM, /* waits for one stream, of a primary context */
   SHMB_GPU_SYNC_NONE    /* the caller knows that the contents are there, or uses a timeline */
 };
 enum shmb_gpu_publish_flag {
@@ -176,6 +177,34 @@ typedef struct shmb_gpu_publish_item {
  * succeeded, else the first failure, which `error` describes. */
 SHMB_API int shmb_gpu_publish_many(const shmb_gpu_publish_item* items, size_t count, int64_t timeout_ns, int* statuses,
                                    shmb_error* error) SHMB_NOEXCEPT;
+
+/* One tensor of a set. Lies in arrays: never grows. */
+typedef struct shmb_gpu_set_tensor {
+  uint64_t region;        /* number of its region in the set, from 0 */
+  shmb_gpu_tensor tensor; /* its offset counts from that region's begin */
+} shmb_gpu_set_tensor;
+typedef struct shmb_gpu_set_options {
+  size_t size;
+  const shmb_gpu_set_tensor* tensors; /* copied */
+  size_t tensor_count;                /* at most 65,536 */
+  uint64_t group;                     /* group id; 0: the session's own */
+  int64_t keep_ns;                    /* with KEEP_GIVEN */
+  uint32_t flags;                     /* SHMB_GPU_PUBLISH_KEEP_GIVEN, SHMB_GPU_PUBLISH_REPLACE */
+  uint32_t sync;                      /* enum shmb_gpu_sync */
+  shmb_gpu_stream stream;             /* SYNC_STREAM */
+  int64_t timeout_ns;                 /* as for publish */
+} shmb_gpu_set_options;
+/** Publishes many regions of one device at once, such as the blocks of a memory pool that a model was loaded through.
+ * The set is one region of the broker: a reader imports it by its name and has all of one generation, with the tensors
+ * of all regions, mapped one behind the other. It has the generation before, or NOT_FOUND, until all is there. `name`
+ * may be NULL. The regions stay the caller's: they need not be published themselves, and the memory stays while the set
+ * does. The set is charged for all of them. `set` is a handle without a mapping. Errors: those of shmb_gpu_publish, and
+ * INVALID (a region of another session or device; asleep; still written; twice in the list; a tensor that reaches
+ * beyond its region, with its name; a region's number that the set does not have), NOT_EXPORTABLE (lent memory), and
+ * those of shmb_gpu_devices. */
+SHMB_API int shmb_gpu_publish_set(shmb_session* session, const char* name, shmb_gpu_region* const* regions,
+                                  size_t count, const shmb_gpu_set_options* options, shmb_gpu_region** set,
+                                  shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_gpu_import_flag {
   SHMB_GPU_IMPORT_SHARE = 1 << 0 /* the lease carries SHARE: tickets can be made of it, to hand the region on */
@@ -267,6 +296,12 @@ SHMB_API int shmb_gpu_dlpack(const shmb_gpu_region* region, const shmb_gpu_tenso
 SHMB_API int shmb_gpu_dlpack_unversioned(const shmb_gpu_region* region, const shmb_gpu_tensor* tensor,
                                          struct DLManagedTensor** managed, shmb_error* error) SHMB_NOEXCEPT;
 
+/** A copy of the region on the same device, writable and known to no other process; its tensors lie where they lie in
+ * the region. `timeout_ns`: default SHMB_GPU_DEVICE_TIMEOUT. Errors: those of shmb_gpu_allocate, INVALID (asleep),
+ * BUSY, DEADLINE. */
+SHMB_API int shmb_gpu_copy(const shmb_gpu_region* region, int64_t timeout_ns, shmb_gpu_region** copy,
+                           shmb_error* error) SHMB_NOEXCEPT;
+
 /** Takes the mapping away and keeps its addresses, so that other memory of this process can use the device. On a
  * published region the memory stays at the broker. Of one that is not, only the mapping goes. A call of shmb_gpu_wake
  * maps it again at the same address. Sleeping waits for the device first, as SYNC_DEVICE does, by default for
@@ -289,18 +324,18 @@ SHMB_API int shmb_gpu_dma_buf(shmb_gpu_region* region, uint64_t offset, uint64_t
 
 /** Waits for the device, takes the mapping away, gives the reference back and frees the handle, whatever is returned.
  * The wait is that of SYNC_DEVICE, and nothing is lost by its end. With DEADLINE (or BUSY, for a stream under capture)
- * the region keeps its mapping and its reference until the device is through. It goes in shmb_dispatch, which counts
- * it, or at the end of a later call that frees. So does one whose last reference goes otherwise: with a DLPack tensor,
- * or by shmb_torch_free. Work that never ends, such as a stream that waits for a value that nobody signals, keeps it
- * until the process ends. So does a driver that refuses to take the mapping away. Work in a context of the caller's
- * own (none but the primary ones) is asked for in calls of a thread where that is current. Where it is destroyed
- * first, the region stays until the process ends. Not while a stream is captured into a graph: asking the driver ruins
- * the capture, as NVIDIA's page on cuCtxRecordEvent has it. So do publish and sleep. A driver that refuses to say how
- * far it is (no memory for an event) is asked again later, and nothing is unmapped meanwhile. `flags`:
- * SHMB_RELEASE_UNNAME takes the name away too. NULL is allowed. Errors: DEADLINE, BUSY, and with UNNAME those of
- * shmb_release. */
+ * the region keeps its mapping and its reference until the device is through. It goes at the next call of this part
+ * that may ask the device: allocate, import, publish, release, lend, retire, shmb_disconnect, or shmb_dispatch, which
+ * counts it. Work that never ends, such as a stream that waits for a value that nobody signals, keeps it until the
+ * process ends. So does a driver that refuses to take the mapping away. Work in a context that the program made itself
+ * is not asked for. `flags`: SHMB_RELEASE_UNNAME takes the name away too. NULL is allowed. Errors: DEADLINE, BUSY, and
+ * with UNNAME those of shmb_release. */
 SHMB_API int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;
+/** The same for destructors and finalisers, which run at any time, also while a stream is captured into a graph: the
+ * handle is gone, and the driver is asked nothing. The region goes later, as after DEADLINE. So does one whose last
+ * reference goes with a DLPack tensor or by shmb_torch_free. */
+SHMB_API void shmb_gpu_release_later(shmb_gpu_region* region) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ lent memory */
 
@@ -355,8 +390,9 @@ SHMB_API int shmb_dispatch(shmb_session* session, size_t* done, size_t* waiting,
 /** The pair for torch.cuda.memory.CUDAPluggableAllocator, to be used in a torch.cuda.MemPool. Memory that torch
  * allocates there lies in regions that are not published yet, made for network cards where the device has such memory.
  * `alloc` returns NULL where it fails, which torch reports as out of memory. Then shmb_torch_last_error says why.
- * `free` does what shmb_gpu_release does with 20 ms. Memory that a busy device still uses goes later, and an alloc that
- * finds no memory waits for it. Errors: what the last shmb_torch_alloc of this thread failed with. */
+ * `free` does what shmb_gpu_release_later does: the memory goes with a later `alloc` or shmb_dispatch, and an `alloc`
+ * that finds no memory waits for it. An `alloc` for a stream under capture asks the device nothing. Errors: what the
+ * last shmb_torch_alloc of this thread failed with. */
 SHMB_API void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API void shmb_torch_free(void* pointer, ptrdiff_t bytes, int device, void* stream) SHMB_NOEXCEPT;
 SHMB_API int shmb_torch_last_error(shmb_error* error) SHMB_NOEXCEPT; /* of this thread; SHMB_OK: none */
@@ -368,7 +404,9 @@ SHMB_API int shmb_torch_region(shmb_session* session, const void* pointer, shmb_
 
 /* ------------------------------------------------------------------------------------------------ timelines */
 
-/* Counters on which streams and threads of several processes meet. Its maker, the producer, lets a stream write a value
+/* Experimental, until a GPU has answered: these calls may change.
+ *
+ * Counters on which streams and threads of several processes meet. Its maker, the producer, lets a stream write a value
  * behind its work (signal); others make their streams (wait) or threads (wait_host) wait for it. Values only grow, and
  * are compared cyclically. When the producer dies or closes it the broker satisfies every waiter. So look at
  * shmb_gpu_timeline_look after a stream has passed a wait, before its results are believed. */

@@ -116,7 +116,7 @@ bool Timeline::let_go() noexcept {
   const Driver* driver = Driver::loaded();
   if (driver == nullptr) return false;
   try {
-    auto scope = devices_->hold(*driver, devices_->home).enter_primary();  // the caller may have no context any more
+    auto scope = devices_->hold(*driver, devices_->home).enter();  // the caller may have no context any more
     const client::Deadline deadline = client::Deadline::after(kSettle);
     // After a fault the device does nothing more, and every call reports it. These calls do not affect a capture.
     const auto faulted = [&] {
@@ -184,7 +184,7 @@ Result<void> Timeline::register_page(const Driver& driver) {
                  device->name + " cannot register memory that is mapped read-only: wait on the host instead");
   const std::string object = "timeline " + std::to_string(ref_.id) + "." + std::to_string(ref_.generation);
   // The primary context: the caller's own may end before the timeline does.
-  SHMB_TRY(scope, devices_->hold(driver, home).enter_primary());
+  SHMB_TRY(scope, devices_->hold(driver, home).enter());
   const std::size_t bytes = (timeline::bytes_of(words_) + kSmallPage - 1) / kSmallPage * kSmallPage;
   const unsigned flags = kHostPortable | kHostDeviceMap | (producer() ? 0U : kHostReadOnly);
   const BesideCaptures beside(driver);
@@ -203,12 +203,12 @@ Result<void> Timeline::register_page(const Driver& driver) {
   return {};
 }
 
-// A stream's own context, whichever is current. For a default stream the current context, or the one that would be.
+// For a default stream that of the device that is current, or would be.
 Result<ContextHold::Scope> Timeline::enter_context(const Driver& driver, Stream stream) {
-  if (!is_default_stream(stream)) return ContextHold::enter_stream(driver, stream);
   Device current = -1;
   if (driver->context_device(&current) != kSuccess) current = handy_device(driver);
-  return devices_->hold(driver, current).enter();
+  SHMB_TRY(device, device_of(driver, stream, current));
+  return devices_->hold(driver, device).enter();
 }
 
 Result<Timeline::Way> Timeline::enter(std::uint32_t word, Stream stream) {
@@ -227,8 +227,7 @@ Result<Timeline::Way> Timeline::enter(std::uint32_t word, Stream stream) {
   int capturing = 0;
   if (const Code code = driver->stream_capturing(stream, &capturing); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuStreamIsCapturing", name(word)));
-  if (capturing != 0)
-    return error(Status::not_supported, "a stream that is being captured into a graph cannot use a timeline");
+  if (capturing != 0) return std::unexpected(driver.failure(kCaptureUnsupported, "a timeline", name(word)));
   SHMB_TRY(place, devices_->marks.place(driver, stream));
   return Way{&driver, std::move(scope), devices_->words + word * kWordBytes, place};
 }

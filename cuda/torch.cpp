@@ -10,8 +10,6 @@
 namespace shmb::cuda {
 namespace {
 
-constexpr std::int64_t kTorchWait = 20'000'000;
-
 struct TorchBlocks {
   std::mutex mutex;
   std::map<Address, Region::Handle> by_address;
@@ -51,9 +49,8 @@ bool torch_free(Address address) {
     last = std::move(found->second);
     all.by_address.erase(found);
   }
-  // An idle device is done in that time. torch frees with its locks held and cannot handle a deadline. Memory that a
-  // busy device still uses is freed later, and an allocation that finds no memory waits for that.
-  (void)Region::release(std::move(last), client::Deadline::after(kTorchWait));
+  // torch frees with its locks held, perhaps during a capture. So nothing is asked here, and the next allocation, or
+  // one that finds no memory, ends what the device is done with.
   return true;
 }
 

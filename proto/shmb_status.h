@@ -68,7 +68,7 @@ enum shmb_status {
   SHMB_E_DETACHED = 60, /* the region is over; its memory is only still mapped by processes that left the broker */
   SHMB_E_DEVICE_NOT_PINNED = 61, /* nobody keeps the GPU initialised for this region: name the device first, with its node where the broker cannot open it */
   SHMB_E_REGION_POISONED = 62, /* a writer died while it could write: the region is readable and gets no new writer */
-  SHMB_E_REGION_INVALID = 63, /* the region could not be imported by the first who tried, or never became whole */
+  SHMB_E_REGION_INVALID = 63, /* the region never became whole */
   SHMB_E_OTHER_KIND = 64, /* the region is of another kind: host memory where GPU memory is asked for, or the reverse */
   SHMB_E_DRIVER_FAILED = 65, /* the driver failed with an error that has no code of ours */
   SHMB_E_PINNED = 66, /* the region is registered with a GPU: unpin it first; or its mapping has other handles: release them first */
@@ -139,7 +139,7 @@ enum shmb_status {
   X(detached, 60, "the region is over; its memory is only still mapped by processes that left the broker") \
   X(device_not_pinned, 61, "nobody keeps the GPU initialised for this region: name the device first, with its node where the broker cannot open it") \
   X(region_poisoned, 62, "a writer died while it could write: the region is readable and gets no new writer") \
-  X(region_invalid, 63, "the region could not be imported by the first who tried, or never became whole") \
+  X(region_invalid, 63, "the region never became whole") \
   X(other_kind, 64, "the region is of another kind: host memory where GPU memory is asked for, or the reverse") \
   X(driver_failed, 65, "the driver failed with an error that has no code of ours") \
   X(pinned, 66, "the region is registered with a GPU: unpin it first; or its mapping has other handles: release them first") \

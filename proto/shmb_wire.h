@@ -474,7 +474,7 @@ enum shmbw_gpu_publish_flags {
   SHMBW_GPU_PUBLISH_REPLACE = 1 << 1,
   SHMBW_GPU_PUBLISH_RDMA = 1 << 2,
   SHMBW_GPU_PUBLISH_ADOPTED = 1 << 3,
-  SHMBW_GPU_PUBLISH_AGENT = 1 << 4,
+  SHMBW_GPU_PUBLISH_SET = 1 << 4,
   SHMBW_GPU_PUBLISH_WRITING = 1 << 5,
   SHMBW_GPU_PUBLISH_MANY_WRITERS = 1 << 6,
   SHMBW_GPU_PUBLISH_MANIFEST = 1 << 7,
@@ -1102,13 +1102,13 @@ struct shmbw_gpu_device_reply {
 struct shmbw_gpu_publish {
   uint64_t group; /* group id, 0: the session's own */
   uint64_t bytes; /* that may be used, 1 to 2^47 - 1 */
-  uint64_t chunk_bytes; /* vmm: 0: one chunk; else each chunk of the allocation but the last is that long */
+  uint64_t chunk_bytes; /* vmm: 0: one chunk; else each chunk of the allocation but the last is that long. With flag set: the number of chunks, whose lengths the manifest has */
   uint64_t granularity; /* vmm: of the allocation, which is a multiple of it; a power of two, at most 1 GiB; 0: 2 MiB */
   int64_t keep; /* with flag keep_given, as in create; legacy: 0 */
   uint8_t uuid[16]; /* of a GPU that this session has named */
   uint64_t manifest_bytes; /* with flag manifest: size of its memfd, at most 4 MiB; the broker hands it on unread */
   uint32_t kind; /* enum gpu_kind: vmm or legacy */
-  uint32_t flags; /* gpu_publish flags; writing: the publisher goes on writing, and its death poisons the region; many_writers: others may have map_write too; mig: uuid is a MIG instance's, for people. Without the two all is written and nobody gets map_write */
+  uint32_t flags; /* gpu_publish flags; writing: the publisher goes on writing, and its death poisons the region; many_writers: others may have map_write too; mig: uuid is a MIG instance's, for people; set: the allocations of several regions of the publisher, with a manifest. Without the two all is written and nobody gets map_write */
   uint32_t rights; /* rights of the publisher's lease, map_read at least; 0: all */
   uint32_t chunks; /* vmm: chunks whose descriptors are in this packet, from the first on, 1 to 126 in all elements together; the rest comes by gpu_chunks, and until then the state is incomplete */
   uint32_t driver; /* version of the driver, for people */
@@ -1157,7 +1157,7 @@ struct shmbw_gpu_open_reply {
   struct shmbw_outcome outcome; /* fd_index: of the first share */
   struct shmbw_region_ref region; /* its identity */
   uint64_t bytes;
-  uint64_t chunk_bytes; /* 0: one chunk */
+  uint64_t chunk_bytes; /* 0: one chunk; of a set: their number */
   uint64_t granularity;
   uint64_t group; /* the group that holds it */
   uint64_t offset; /* where the region's bytes begin in the allocation */
@@ -1278,7 +1278,7 @@ struct shmbw_shelf_empty_reply {
 struct shmbw_gpu_record {
   struct shmbw_region_ref region;
   uint64_t bytes;
-  uint64_t chunk_bytes; /* 0: one chunk */
+  uint64_t chunk_bytes; /* 0: one chunk; of a set: their number */
   uint64_t group;
   uint8_t uuid[16];
   uint32_t owner_uid;

@@ -20,6 +20,10 @@ std::string word_of(const std::array<const char*, N>& words, std::uint32_t value
 
 std::string kind_text(std::uint32_t kind) { return word_of(std::array{"none", "vmm", "legacy", "timeline"}, kind); }
 
+bool a_set(const shmbw_gpu_record& record) { return (record.publish_flags & SHMBW_GPU_PUBLISH_SET) != 0; }
+
+std::string kind_text(const shmbw_gpu_record& record) { return a_set(record) ? "set" : kind_text(record.kind); }
+
 std::string hold_text(std::uint32_t hold) {
   return word_of(std::array{"nobody", "being opened", "the broker", "the broker, by its publisher's descriptor",
                             "trusted to another process", "nobody"},
@@ -77,11 +81,10 @@ Table gpu_table(const Common& common, const std::vector<GpuRow>& rows) {
   for (const GpuRow& row : rows) {
     const shmbw_gpu_record& record = row.record;
     const std::string owner = record.owner_uid == ::geteuid() ? "" : std::to_string(record.owner_uid) + ":";
-    table.add(
-        {owner + group_text(record.group, row.group), row.name.empty() ? id_text(record.region) : row.name,
-         size_cell(common, record.bytes), device_text(record), kind_text(record.kind), pid_text(record.exporter_pid),
-         record.importers, age_cell(record.created), gpu_state_text(record), why_held(record)},
-        id_text(record.region));
+    table.add({owner + group_text(record.group, row.group), row.name.empty() ? id_text(record.region) : row.name,
+               size_cell(common, record.bytes), device_text(record), kind_text(record), pid_text(record.exporter_pid),
+               record.importers, age_cell(record.created), gpu_state_text(record), why_held(record)},
+              id_text(record.region));
   }
   return table;
 }
@@ -89,11 +92,12 @@ Table gpu_table(const Common& common, const std::vector<GpuRow>& rows) {
 std::vector<std::pair<std::string, std::string>> gpu_lines(const Common& common, const shmbw_gpu_record& record) {
   const std::string minor = record.minor == UINT32_MAX ? "" : " (/dev/nvidia" + std::to_string(record.minor) + ")";
   std::vector<std::pair<std::string, std::string>> lines{
-      {"kind",
-       kind_text(record.kind) + (record.kind == SHMBW_GPU_KIND_VMM
-                                     ? ", " + number_of(record.chunks, "chunk") +
-                                           (record.chunk_bytes ? " of " + size_text(common, record.chunk_bytes) : "")
-                                     : "")}};
+      {"kind", kind_text(record) + (record.kind == SHMBW_GPU_KIND_VMM
+                                        ? ", " + number_of(record.chunks, "chunk") +
+                                              (a_set(record)        ? " of several regions"
+                                               : record.chunk_bytes ? " of " + size_text(common, record.chunk_bytes)
+                                                                    : "")
+                                        : "")}};
   if (record.kind != SHMBW_GPU_KIND_TIMELINE) {
     lines.insert(lines.begin(), {"device", uuid_text(record) + minor});
     lines.emplace_back("initialised", "kept so by " + hold_text(record.hold));
@@ -114,13 +118,13 @@ Json gpu_json(const GpuRow& row) {
               {"group_id", record.group},
               {"name", row.name.empty() ? Json(nullptr) : Json(row.name)},
               {"owner_uid", record.owner_uid},
-              {"kind", kind_text(record.kind)},
+              {"kind", kind_text(record)},
               {"device", on_gpu ? Json(uuid_text(record)) : Json(nullptr)},
               {"minor", record.minor == UINT32_MAX ? Json(nullptr) : Json(record.minor)},
               {"hold", hold_text(record.hold)},
               {"bytes", record.bytes},
               {"chunks", record.chunks},
-              {"chunk_bytes", record.chunk_bytes},
+              {"chunk_bytes", a_set(record) ? 0 : record.chunk_bytes},
               {"state", gpu_state_text(record)},
               {"code", record.code},
               {"driver", record.driver},

@@ -180,12 +180,16 @@ int shmb_connect(const shmb_connect_options* options, shmb_session** session, sh
     wanted.no_group = (known.flags & SHMB_CONNECT_NO_GROUP) != 0;
     wanted.timeout = known.timeout_ns;
     SHMB_TRY(opened, client::connect(wanted));
-    *session = new shmb_session{std::move(opened)};
+    *session = new shmb_session{std::move(opened), true};
     return {};
   });
 }
 
-void shmb_disconnect(shmb_session* session) noexcept { delete session; }
+void shmb_disconnect(shmb_session* session) noexcept {
+  auto* const hook = at_disconnect.load(std::memory_order_acquire);
+  if (hook != nullptr && session != nullptr && session->opened) hook(*session->it);
+  delete session;
+}
 
 int shmb_session_get_info(shmb_session* session, shmb_session_info* info, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {

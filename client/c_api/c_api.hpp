@@ -18,8 +18,14 @@
 #include "client/region/region.hpp"
 #include "client/session/session.hpp"
 
+namespace shmb::client::c_api {
+// What a layer above does before a session of a program's is closed; null: nothing.
+inline std::atomic<void (*)(Session&) noexcept> at_disconnect = nullptr;
+}  // namespace shmb::client::c_api
+
 struct shmb_session {
   std::shared_ptr<shmb::client::Session> it;
+  bool opened = false;  // by shmb_connect; others are second handles, which come and go
 };
 struct shmb_region {
   shmb::client::Region::Handle it;

@@ -31,6 +31,7 @@ bool flagged(const shmbw_gpu_publish& wish, shmbw_gpu_publish_flags flag) { retu
 std::uint64_t allocation_of(const shmbw_gpu_publish& wish) { return wish.allocation ? wish.allocation : wish.bytes; }
 
 std::uint64_t chunks_of(const shmbw_gpu_publish& wish) {
+  if (flagged(wish, SHMBW_GPU_PUBLISH_SET)) return wish.chunk_bytes;
   const std::uint64_t allocation = allocation_of(wish);
   return wish.chunk_bytes == 0 ? 1 : (allocation - 1) / wish.chunk_bytes + 1;
 }
@@ -53,7 +54,16 @@ Result<void> check_vmm(const shmbw_gpu_publish& wish) {
     return error(Status::invalid, "an allocation of " + format_size(allocation_of(wish)) +
                                       " is no multiple of the granularity " + format_size(granularity) +
                                       ": no importer could map it");
-  if (wish.chunk_bytes % granularity != 0)
+  const bool set = flagged(wish, SHMBW_GPU_PUBLISH_SET);
+  if (set && (wish.chunk_bytes == 0 || wish.chunk_bytes > allocation_of(wish) / granularity))
+    return error(Status::invalid, "a set of " + format_size(allocation_of(wish)) + " has 1 to " +
+                                      std::to_string(allocation_of(wish) / granularity) + " chunks, not " +
+                                      std::to_string(wish.chunk_bytes));
+  if (set && !flagged(wish, SHMBW_GPU_PUBLISH_MANIFEST))
+    return error(Status::invalid, "a set without a manifest: nobody would know the lengths of its chunks");
+  if (set && flagged(wish, SHMBW_GPU_PUBLISH_WRITING))
+    return error(Status::invalid, "a set is published when its writing is over: leave the flag writing out");
+  if (!set && wish.chunk_bytes % granularity != 0)
     return error(Status::invalid, "chunks of " + format_size(wish.chunk_bytes) +
                                       " are no multiple of the granularity " + format_size(granularity));
   const std::uint64_t chunks = chunks_of(wish);
@@ -70,8 +80,8 @@ Result<void> check_vmm(const shmbw_gpu_publish& wish) {
 Result<void> check_legacy(const shmbw_gpu_publish& wish) {
   if (wish.chunks != 0 || wish.chunk_bytes != 0 || wish.granularity != 0)
     return error(Status::invalid, "memory of kind legacy has no chunks: only its handle travels");
-  constexpr std::uint32_t none = SHMBW_GPU_PUBLISH_RDMA | SHMBW_GPU_PUBLISH_ADOPTED | SHMBW_GPU_PUBLISH_AGENT;
-  if ((wish.flags & none) != 0) return error(Status::invalid, "rdma, adopted and agent are for memory of kind vmm");
+  constexpr std::uint32_t none = SHMBW_GPU_PUBLISH_RDMA | SHMBW_GPU_PUBLISH_ADOPTED | SHMBW_GPU_PUBLISH_SET;
+  if ((wish.flags & none) != 0) return error(Status::invalid, "rdma, adopted and set are for memory of kind vmm");
   if (flagged(wish, SHMBW_GPU_PUBLISH_KEEP_GIVEN) && wish.keep != 0)
     return error(Status::invalid, "memory of kind legacy is its owner's and cannot be kept beyond it");
   return {};

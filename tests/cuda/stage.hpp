@@ -54,6 +54,7 @@ class Card {
     ::setenv("SHMB_LIBCUDA", SHMB_TEST_FAKECUDA, 1);
     ::setenv("FAKECUDA_BYTES", "256M", 0);
     ::setenv("FAKECUDA_DEVICES", "2", 0);
+    ::setenv("FAKECUDA_STRICT", "1", 1);
     ::unsetenv("CUDA_VISIBLE_DEVICES");
   }
   harness::TempDir nodes_;

@@ -66,7 +66,7 @@ TEST_CASE("the device is waited for in its primary context too where the caller 
   auto session = connect(broker.socket());
   Device device;
   auto region = gpu::Region::allocate(session, kMiB);
-  auto scope = device.hold->enter_primary();
+  auto scope = device.hold->enter();
   REQUIRE(scope);
   shmb::cuda::Stream stream = nullptr;
   REQUIRE((*device.driver)->stream_create(&stream, shmb::cuda::kNonBlocking) == 0);

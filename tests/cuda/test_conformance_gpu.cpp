@@ -481,6 +481,7 @@ TEST_CASE("68: a tensor that was sent and is never received does not hold device
             const auto ticket =
                 region.try_ticket(shmbroker::Rights::read, 1, shmbroker::Timeout(std::chrono::milliseconds(200)));
             ACTOR_MUST(ticket);
+            region.release();
           }
           ACTOR_CHECK(memory_is_back());
           return 0;

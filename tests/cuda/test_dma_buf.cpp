@@ -55,6 +55,7 @@ TEST_CASE("a part of a region made for network cards has a dma-buf, here and whe
             ACTOR_CHECK(status_of(refused) == Status::not_supported);
             ACTOR_CHECK(sentence_of(refused).contains("AllocateOptions::rdma"));
           }
+          ACTOR_CHECK(eventually([&] { return gpu::dispatch(session).waiting + gpu::dispatch(other).waiting == 0; }));
           const auto audit = fakecuda::Fake::use().audit();
           ACTOR_CHECK(audit.left() == 0 && audit.violations == 0 && audit.fds == 0);
           return 0;

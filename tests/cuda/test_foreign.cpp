@@ -15,7 +15,8 @@ namespace {
 class Segments {
  public:
   Segments(const Device& device, std::vector<std::size_t> sizes, int handle_types, int last_on = 0)
-      : driver_(*device.driver) {
+      : driver_(*device.driver), hold_(driver_, 0) {
+    const auto scope = hold_.enter();
     for (const std::size_t size : sizes) bytes_ += size;
     REQUIRE(driver_->address_reserve(&base_, bytes_, 0, 0, 0) == 0);
     shmb::cuda::Address next = base_;
@@ -37,6 +38,7 @@ class Segments {
   Segments(const Segments&) = delete;
   Segments& operator=(const Segments&) = delete;
   ~Segments() {
+    const auto scope = hold_.enter();
     shmb::cuda::Address next = base_;
     for (const std::size_t size : sizes_) {
       driver_->mem_unmap(next, size);
@@ -48,6 +50,7 @@ class Segments {
 
  private:
   const shmb::cuda::Driver& driver_;
+  shmb::cuda::ContextHold hold_;
   shmb::cuda::Address base_ = 0;
   std::size_t bytes_ = 0;
   std::vector<std::size_t> sizes_;
@@ -181,7 +184,7 @@ TEST_CASE("lent memory is freed when its last user has gone, not before") {
   std::optional<gpu::Lease> again = gpu::Lease::lend(session, memory.pointer, kMiB, [&](gpu::Pointer) { ++freed; });
   user = gpu::Region::import(session, again->id());
   again.reset();
-  user.reset();
+  user->release();
   CHECK(freed == 3);
 }
 

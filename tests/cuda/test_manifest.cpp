@@ -154,9 +154,24 @@ TEST_CASE("a list that claims more than it has asks for no memory") {
   CHECK_FALSE(Manifest::decode(bytes, 64));
 }
 
+TEST_CASE("a set's list has the lengths of its chunks, and is refused when they do not add up to the region") {
+  constexpr std::uint64_t kTwo = 2 << 20, kFour = 4 << 20;
+  auto made = Manifest::of_set({a_tensor("a", {2, 2}), a_tensor("b", {4}, kTwo)}, {kTwo, kFour});
+  REQUIRE(made);
+  const auto bytes = made->encode();
+  auto read = Manifest::decode(bytes, kTwo + kFour);
+  REQUIRE(read);
+  CHECK(std::vector(read->chunks().begin(), read->chunks().end()) == std::vector{kTwo, kFour});
+  CHECK(read->find("b")->offset == kTwo);
+  CHECK_FALSE(Manifest::decode(bytes, kTwo));
+  CHECK_FALSE(Manifest::of_set({a_tensor("b", {4}, kTwo)}, {kTwo}));
+  for (std::size_t size = 1; size < bytes.size(); ++size)
+    CHECK_FALSE(Manifest::decode(std::span(bytes).first(size), kTwo + kFour));
+}
+
 TEST_CASE("a newer list says that a newer library is needed") {
   auto bytes = Manifest::of({a_tensor("a", {1})}, 64)->encode();
-  bytes[4] = std::byte{2};
+  bytes[4] = std::byte{3};
   auto read = Manifest::decode(bytes, 64);
   REQUIRE_FALSE(read);
   CHECK(read.error().status == Status::too_new);

@@ -310,6 +310,7 @@ TEST_CASE("lent memory: a killed user drains it, a killed owner leaves its users
       ACTOR_MUST(second);
       ACTOR_CHECK(device.all(early->pointer(), kMiB) == 0x15);
     }
+    ACTOR_CHECK(eventually([&] { return gpu::dispatch(session).waiting == 0; }));
     ACTOR_CHECK(fakecuda::Fake::use().audit().opened == 0);
     ACTOR_CHECK(fakecuda::Fake::use().audit().violations == 0);
     auto region = gpu::Region::try_import(session, std::string("lent"));
@@ -474,7 +475,10 @@ TEST_CASE("memory that the driver does not unmap stays in the broker's books") {
       ACTOR_CHECK(sleeper.pointer() != 0);  // as it was
       ACTOR_CHECK(device.all(sleeper.pointer(), kMiB) == 0);
     }
-    ACTOR_CHECK(eventually([&] { return importers(broker, id) == 0; }));
+    ACTOR_CHECK(eventually([&] {
+      (void)gpu::dispatch(session);
+      return importers(broker, id) == 0;
+    }));
     {
       auto imported = gpu::Region::import(session, region.ticket());
       const fakecuda::Injected failing("cuMemUnmap:1:1");

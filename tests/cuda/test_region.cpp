@@ -386,6 +386,7 @@ TEST_CASE("a DLPack tensor keeps its memory mapped after the handle has gone") {
   CHECK(managed->tensor.type.code == 4);
   CHECK(device.all(at, 2 * kMiB) == 0x11);
   managed->deleter(reinterpret_cast<DLManagedTensorVersioned*>(managed));
+  (void)gpu::dispatch(session);
   CHECK(access_of(device, at) == -1);  // now it is gone
 }
 
@@ -457,6 +458,7 @@ TEST_CASE("a failure at any call of the driver leaves nothing behind, and the ne
       auto imported = gpu::Region::try_import(session, published.id());
       if (!imported) CHECK(status_of(imported) == Status::out_of_memory);
     }
+    CHECK(eventually([&] { return gpu::dispatch(session).waiting == 0; }));
     const fakecuda::Audit after = fakecuda::Fake::use().audit();
     CHECK(after.left() == before.left());
     CHECK(after.fds == before.fds);

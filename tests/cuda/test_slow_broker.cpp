@@ -110,7 +110,7 @@ TEST_CASE("memory that this process is just lending is found by its own imports"
   const harness::BrokerFixture broker(gpu_broker());
   auto session = connect(broker.socket());
   Device device;
-  auto scope = device.hold->enter_primary();
+  auto scope = device.hold->enter();
   REQUIRE(scope);
   shmb::cuda::Address plain = 0;
   REQUIRE((*device.driver)->mem_alloc(&plain, kMiB) == 0);
@@ -149,7 +149,7 @@ TEST_CASE("a free that finds no memory itself can free what is to be freed behin
   const harness::BrokerFixture broker(gpu_broker());
   auto session = connect(broker.socket());
   Device device;
-  auto scope = device.hold->enter_primary();
+  auto scope = device.hold->enter();
   REQUIRE(scope);
   shmb::cuda::Address plain[2] = {};
   for (auto& one : plain) REQUIRE((*device.driver)->mem_alloc(&one, kMiB) == 0);

@@ -59,7 +59,7 @@ struct WaitsStage {
   const harness::BrokerFixture broker{gpu_broker()};
   shmbroker::Session session = connect(broker.socket());
   Device device;
-  shmb::Result<shmb::cuda::ContextHold::Scope> scope = device.hold->enter_primary();
+  shmb::Result<shmb::cuda::ContextHold::Scope> scope = device.hold->enter();
 };
 
 std::pair<std::size_t, std::size_t> dispatched(shmbroker::Session& session) {
@@ -116,7 +116,7 @@ TEST_CASE("law 11: a region released under a device that works goes when that is
   auto session = connect(broker.socket());
   auto inside = support::must(support::try_open(broker.socket()));
   Device device;
-  auto scope = device.hold->enter_primary();
+  auto scope = device.hold->enter();
   REQUIRE(scope);
   const std::size_t empty = fakecuda::Fake::use().bytes_in_use();
   auto region = gpu::Region::allocate(session, 4 * kMiB);
@@ -146,7 +146,7 @@ TEST_CASE("law 11: a region released under a device that works goes when that is
 TEST_CASE("law 11: a busy device does not block torch, and an allocation without memory waits for what was freed") {
   const WaitsLeaveNothing guard;
   Device device;
-  auto scope = device.hold->enter_primary();
+  auto scope = device.hold->enter();
   REQUIRE(scope);
   constexpr std::ptrdiff_t kMost = 200 * kMiB;  // of 256
   void* const block = shmb_torch_alloc(kMost, 0, nullptr);
@@ -170,25 +170,69 @@ TEST_CASE("law 11: a busy device does not block torch, and an allocation without
   CHECK(gone);
 }
 
-TEST_CASE("law 11: work in a context of the caller's own is asked for only where that is current") {
+TEST_CASE("law 11: a region is zeroed while the default stream is busy, and copied too") {
+  WaitsStage stage;
+  auto& [guard, broker, session, device, scope] = stage;
+  std::atomic<bool> held = true;
+  const auto wait = [](void* flag) {
+    while (*static_cast<std::atomic<bool>*>(flag)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  REQUIRE((*device.driver)->launch_host(nullptr, wait, &held) == 0);
+  auto made = gpu::Region::try_allocate(session, kMiB);
+  CHECK(status_of(made) == Status::ok);
+  auto copied = made->try_copy();
+  CHECK(status_of(copied) == Status::ok);
+  held = false;
+  REQUIRE((*device.driver)->stream_synchronize(nullptr) == 0);
+  CHECK(device.all(made->pointer(), kMiB) == 0);
+  REQUIRE(device.fill(made->pointer(), kMiB, 7) == 0);
+  made->publish();
+  auto again = gpu::Region::try_import(session, made->id())->copy();
+  CHECK(device.all(again.pointer(), kMiB) == 7);
+  CHECK(again.access() == gpu::Access::read_write);
+  CHECK(again.state() == gpu::State::unpublished);
+}
+
+TEST_CASE("law 11: a driver that refuses cuCtxRecordEvent is waited for, and does what was asked") {
+  WaitsStage stage;
+  auto& [guard, broker, session, device, scope] = stage;
+  auto region = gpu::Region::allocate(session, kMiB);
+  const fakecuda::Injected refused("cuCtxRecordEvent:1+:801");
+  std::optional<HeldStream> held(std::in_place, device);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    held->let_go();
+  });
+  const long before = fakecuda::Fake::use().calls("cuCtxSynchronize");
+  CHECK(status_of(region.try_publish()) == Status::ok);
+  later.join();
+  held.reset();
+  CHECK(fakecuda::Fake::use().calls("cuCtxSynchronize") > before);
+  CHECK(status_of(region.try_sleep()) == Status::ok);
+  CHECK(status_of(region.try_wake()) == Status::ok);
+  CHECK(status_of(region.try_release()) == Status::ok);
+  CHECK(dispatched(session).second == 0);
+}
+
+TEST_CASE("a thread without a context publishes, imports, puts to sleep, wakes and releases") {
   const WaitsLeaveNothing guard;
   const harness::BrokerFixture broker(gpu_broker());
   auto session = connect(broker.socket());
   Device device;
-  const auto& cu = *device.driver;
-  shmb::cuda::Context own = nullptr;
-  auto first = gpu::Region::allocate(session, kMiB);
-  REQUIRE(cu->context_create(&own, 0, 0) == 0);
-  {
-    HeldStream held(device);
-    CHECK(status_of(first.try_release(false, kSoon)) == Status::deadline);
-    held.let_go();
-    std::thread elsewhere([&] { CHECK(dispatched(session) == std::pair<std::size_t, std::size_t>(0, 1)); });
-    elsewhere.join();
-    const bool ended = eventually([&] { return dispatched(session).second == 0; });
-    CHECK(ended);
+  shmb::cuda::Context current = nullptr;
+  REQUIRE((*device.driver)->context_get(&current) == 0);
+  REQUIRE(current == nullptr);
+  auto region = gpu::Region::allocate(session, kMiB);
+  CHECK(status_of(region.try_publish()) == Status::ok);
+  auto imported = gpu::Region::try_import(session, region.id());
+  REQUIRE(imported);
+  for (gpu::Region* const one : {&region, &*imported}) {
+    CHECK(status_of(one->try_sleep()) == Status::ok);
+    CHECK(status_of(one->try_wake()) == Status::ok);
+    CHECK(status_of(one->try_release()) == Status::ok);
   }
-  CHECK(cu->context_destroy(own) == 0);
+  REQUIRE((*device.driver)->context_get(&current) == 0);
+  CHECK(current == nullptr);
 }
 
 TEST_CASE("law 11: another thread's wait for the device delays no call beyond its deadline") {

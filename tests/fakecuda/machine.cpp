@@ -120,6 +120,7 @@ Machine read_machine() {
   Machine machine;
   machine.version = played_version();
   machine.mig = std::getenv("FAKECUDA_MIG") != nullptr;
+  machine.strict = std::getenv("FAKECUDA_STRICT") != nullptr;
   machine.peers = environment("FAKECUDA_P2P", "1") != "0" && !machine.mig;
   machine.card = environment("FAKECUDA_CARD", "0");
   machine.nodes = environment("FAKECUDA_NODES", "");

@@ -30,8 +30,9 @@ struct Machine {
   bool bytes_limited = false;  // the capacity was given, so it is counted over all processes
   int version = 13000;
   bool mig = false, peers = true, sealed = true;
-  int fill = -1;      // the byte that fresh memory is full of; -1: garbage in its first and last page only
-  std::string nodes;  // folder of files that stand for /dev/nvidia<minor>, empty: none
+  bool strict = false;  // memory too needs a current context, which NVIDIA documents neither way
+  int fill = -1;        // the byte that fresh memory is full of; -1: garbage in its first and last page only
+  std::string nodes;    // folder of files that stand for /dev/nvidia<minor>, empty: none
   std::vector<std::pair<int, int>> attributes;  // answers to cuDeviceGetAttribute that differ from the usual
 
   int attribute(int number) const;

@@ -123,6 +123,8 @@ Code enter(const char* function, Needs needs, const std::function<Code(State&, L
       code = failure.code;
   }
   if (code == kSuccess && needs != Needs::nothing && !it.initialised) code = kNotInitialized;
+  if (code == kSuccess && needs == Needs::memory && it.machine.strict && current_context() == nullptr)
+    code = kInvalidContext;
   if (code == kSuccess && needs == Needs::context) {
     const Context context = current_context();
     if (context == nullptr) code = kInvalidContext;

@@ -124,7 +124,7 @@ struct State {
 State& state();
 
 using Lock = std::unique_lock<std::mutex>;
-enum class Needs { nothing, driver, context };
+enum class Needs { nothing, driver, memory, context };  // memory: a context, on a strict machine
 
 // Every entry point: the stub's 34, the forked child's 3, what a test wants to fail, the sticky error of the context;
 // then the body, with the lock held.

@@ -59,7 +59,7 @@ FAKECUDA_API Code cuMemGetAllocationGranularity(std::size_t* granularity, const 
 
 FAKECUDA_API Code cuMemCreate(MemHandle* handle, std::size_t bytes, const AllocationProp* prop,
                               unsigned long long flags) {
-  return enter("cuMemCreate", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemCreate", Needs::memory, [&](State& it, Lock&) -> Code {
     if (handle == nullptr || flags != 0 || bytes == 0 || bytes % kGranularity != 0) return kInvalidValue;
     if (prop != nullptr && prop->location.type == kDeviceLocation && !it.valid(prop->location.id))
       return kInvalidDevice;
@@ -74,14 +74,14 @@ FAKECUDA_API Code cuMemCreate(MemHandle* handle, std::size_t bytes, const Alloca
 }
 
 FAKECUDA_API Code cuMemRelease(MemHandle handle) {
-  return enter("cuMemRelease", Needs::driver,
+  return enter("cuMemRelease", Needs::memory,
                [&](State& it, Lock&) -> Code { return it.handles.erase(handle) == 1 ? kSuccess : kInvalidValue; });
 }
 
 // A new open file each time, and not close-on-exec: what the real driver does about that flag is not documented, so
 // nobody may rely on it.
 FAKECUDA_API Code cuMemExportToShareableHandle(void* to, MemHandle handle, int type, unsigned long long flags) {
-  return enter("cuMemExportToShareableHandle", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemExportToShareableHandle", Needs::memory, [&](State& it, Lock&) -> Code {
     const auto found = it.handles.find(handle);
     if (to == nullptr || found == it.handles.end() || flags != 0) return kInvalidValue;
     if (type != kPosixFd || (found->second->name().handle_types & kPosixFd) == 0) return kInvalidValue;
@@ -94,7 +94,7 @@ FAKECUDA_API Code cuMemExportToShareableHandle(void* to, MemHandle handle, int t
 }
 
 FAKECUDA_API Code cuMemImportFromShareableHandle(MemHandle* handle, void* from, int type) {
-  return enter("cuMemImportFromShareableHandle", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemImportFromShareableHandle", Needs::memory, [&](State& it, Lock&) -> Code {
     if (handle == nullptr || type != kPosixFd) return kInvalidValue;
     const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(from));
     char target[512];
@@ -116,7 +116,7 @@ FAKECUDA_API Code cuMemImportFromShareableHandle(MemHandle* handle, void* from, 
 }
 
 FAKECUDA_API Code cuMemGetAllocationPropertiesFromHandle(AllocationProp* prop, MemHandle handle) {
-  return enter("cuMemGetAllocationPropertiesFromHandle", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemGetAllocationPropertiesFromHandle", Needs::memory, [&](State& it, Lock&) -> Code {
     const auto found = it.handles.find(handle);
     if (prop == nullptr || found == it.handles.end()) return kInvalidValue;
     *prop = {};
@@ -129,7 +129,7 @@ FAKECUDA_API Code cuMemGetAllocationPropertiesFromHandle(AllocationProp* prop, M
 }
 
 FAKECUDA_API Code cuMemRetainAllocationHandle(MemHandle* handle, void* address) {
-  return enter("cuMemRetainAllocationHandle", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemRetainAllocationHandle", Needs::memory, [&](State& it, Lock&) -> Code {
     Address start = 0;
     const Mapping* mapping = mapping_at(it, reinterpret_cast<Address>(address), &start);
     if (handle == nullptr || mapping == nullptr || mapping->kind != Kind::vmm) return kInvalidValue;
@@ -140,7 +140,7 @@ FAKECUDA_API Code cuMemRetainAllocationHandle(MemHandle* handle, void* address) 
 
 FAKECUDA_API Code cuMemAddressReserve(Address* address, std::size_t bytes, std::size_t alignment, Address hint,
                                       unsigned long long flags) {
-  return enter("cuMemAddressReserve", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemAddressReserve", Needs::memory, [&](State& it, Lock&) -> Code {
     if (address == nullptr || flags != 0 || bytes == 0 || bytes % kGranularity != 0) return kInvalidValue;
     if ((alignment & (alignment - 1)) != 0) return kInvalidValue;
     *address = reserve(bytes, alignment, hint);
@@ -151,7 +151,7 @@ FAKECUDA_API Code cuMemAddressReserve(Address* address, std::size_t bytes, std::
 }
 
 FAKECUDA_API Code cuMemAddressFree(Address address, std::size_t bytes) {
-  return enter("cuMemAddressFree", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemAddressFree", Needs::memory, [&](State& it, Lock&) -> Code {
     const auto found = it.reservations.find(address);
     if (found == it.reservations.end() || found->second != bytes || overlaps_mapping(it, address, bytes))
       return kInvalidValue;
@@ -163,7 +163,7 @@ FAKECUDA_API Code cuMemAddressFree(Address address, std::size_t bytes) {
 
 FAKECUDA_API Code cuMemMap(Address address, std::size_t bytes, std::size_t offset, MemHandle handle,
                            unsigned long long flags) {
-  return enter("cuMemMap", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemMap", Needs::memory, [&](State& it, Lock&) -> Code {
     const auto found = it.handles.find(handle);
     if (found == it.handles.end() || offset != 0 || flags != 0 || bytes == 0 || bytes % kGranularity != 0 ||
         address % kGranularity != 0 || bytes > found->second->bytes() || !reserved(it, address, bytes) ||
@@ -182,7 +182,7 @@ FAKECUDA_API Code cuMemMap(Address address, std::size_t bytes, std::size_t offse
 }
 
 FAKECUDA_API Code cuMemUnmap(Address address, std::size_t bytes) {
-  return enter("cuMemUnmap", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemUnmap", Needs::memory, [&](State& it, Lock&) -> Code {
     // "The entire contiguous address range that was mapped to": what one cuMemMap has mapped, no more and no less.
     const auto found = it.mappings.find(address);
     if (found == it.mappings.end() || found->second.kind != Kind::vmm || found->second.bytes != bytes)
@@ -193,7 +193,7 @@ FAKECUDA_API Code cuMemUnmap(Address address, std::size_t bytes) {
 }
 
 FAKECUDA_API Code cuMemSetAccess(Address address, std::size_t bytes, const AccessDesc* access, std::size_t count) {
-  return enter("cuMemSetAccess", Needs::driver, [&](State& it, Lock&) -> Code {
+  return enter("cuMemSetAccess", Needs::memory, [&](State& it, Lock&) -> Code {
     if (access == nullptr || count == 0 || bytes == 0) return kInvalidValue;
     std::vector<Mapping*> whole;
     for (Address at = address; at < address + bytes; at += whole.back()->bytes) {

@@ -118,6 +118,29 @@ TEST_CASE("the UUID of a MIG instance is written as one") {
   stage.release(region);
 }
 
+TEST_CASE("a set is listed as one, and inspect says that its chunks are of several regions") {
+  CardStage stage;
+  const support::GpuExport first, second;
+  const shmb::Fd list = support::manifest("list");
+  client::GpuPublish wish;
+  wish.bytes = wish.allocation = 6 << 20;
+  wish.chunk_bytes = 2;
+  wish.uuid = kCard;
+  wish.name = "model";
+  wish.flags = SHMBW_GPU_PUBLISH_SET;
+  wish.manifest = list.get();
+  wish.manifest_bytes = 4;
+  wish.chunks = {{first.keeper.get(), first.share.get()}, {second.keeper.get(), second.share.get()}};
+  auto published = support::must(client::gpu_publish(*stage.session, {&wish, 1}, card_deadline()));
+  const auto region = support::must(std::move(published.front())).region;
+  const auto row = stage.json({"list"})["gpu_regions"][0];
+  CHECK(row["kind"] == "set");
+  CHECK(row["chunks"] == 2);
+  CHECK(row["chunk_bytes"] == 0);
+  CHECK(has(stage.tool({"inspect", "@" + std::to_string(region.id)}).out, "set, 2 chunks of several regions"));
+  stage.release(region);
+}
+
 TEST_CASE("inspect shows a GPU region's facts, its holders, and the driver's answer") {
   CardStage stage;
   const auto region = stage.publish("kv");

@@ -42,6 +42,68 @@ TEST_CASE("a name is given, or taken over, when the last chunk has come, and not
   CHECK(client.release(fresh.reply.region, 0, SHMBW_RELEASE_UNNAME).status == Status::ok);
 }
 
+TEST_CASE("a set says how many chunks it has, and takes its name when the last one has come") {
+  FakeGpus gpus;
+  World world;
+  Client client = gpu_client(world), reader = world.client();
+  client.make_group({.name = "job"});
+  client.join("job");
+  reader.join("job");
+  const auto ask = [&](const GpuRequest& wish) {
+    for (std::uint32_t chunk = 0; chunk < wish.chunks; ++chunk) {
+      const Export fresh;
+      client.link().bring(copy_of(fresh.keeper));
+      client.link().bring(copy_of(fresh.share));
+    }
+    if (wish.manifest_bytes != 0) client.link().bring(support::manifest("list"));
+    return answer_of<shmbw_gpu_publish_reply>(
+        client.batch<shmbw_gpu_publish>(SHMBW_OP_GPU_PUBLISH, {publish_of(wish)}, wish.name));
+  };
+  constexpr std::uint32_t set = SHMBW_GPU_PUBLISH_SET | SHMBW_GPU_PUBLISH_MANIFEST;
+  // Chunks of 2, 4 and 6 MiB: only the list says so.
+  const GpuRequest three{.name = "model", .bytes = 12 << 20, .chunk_bytes = 3, .manifest_bytes = 4, .flags = set};
+  const auto refused = [&](GpuRequest wish, const std::string& says) {
+    const auto answer = ask(wish);
+    CHECK(answer.status == Status::invalid);
+    CHECK_MESSAGE(answer.error.sentence.contains(says), answer.error.sentence);
+  };
+  GpuRequest wrong = three;
+  wrong.chunk_bytes = 0;
+  refused(wrong, "has 1 to 6 chunks, not 0");
+  wrong.chunk_bytes = 7;
+  refused(wrong, "has 1 to 6 chunks, not 7");
+  wrong = three;
+  wrong.flags |= SHMBW_GPU_PUBLISH_WRITING;
+  refused(wrong, "leave the flag writing out");
+  wrong = three;
+  wrong.flags = SHMBW_GPU_PUBLISH_SET;
+  wrong.manifest_bytes = 0;
+  refused(wrong, "a set without a manifest");
+  wrong.kind = SHMBW_GPU_KIND_LEGACY;
+  wrong.chunks = 0;
+  wrong.chunk_bytes = 0;
+  refused(wrong, "rdma, adopted and set are for memory of kind vmm");
+
+  const auto made = ask(three);
+  REQUIRE(made.status == Status::ok);
+  CHECK(made.reply.state == SHMBW_GPU_STATE_INCOMPLETE);
+  CHECK(made.reply.chunks == 3);
+  CHECK(open_name(reader, "model").status == Status::not_found);
+  for (int i = 0; i < 2; ++i) {
+    const Export next;
+    client.link().bring(copy_of(next.keeper));
+    client.link().bring(copy_of(next.share));
+  }
+  CHECK(client.call(SHMBW_OP_GPU_CHUNKS, shmbw_gpu_chunks{made.reply.region, 1, 2})
+            .fixed<shmbw_gpu_chunks_reply>()
+            .state == SHMBW_GPU_STATE_OK);
+  const auto opened = open_name(reader, "model");
+  REQUIRE(opened.status == Status::ok);
+  CHECK(opened.reply.chunks == 3);
+  CHECK(opened.reply.chunk_bytes == 3);
+  CHECK((opened.reply.flags & SHMBW_GPU_PUBLISH_SET) != 0);
+}
+
 TEST_CASE("a batch of openings has every manifest, however many shares there are") {
   FakeGpus gpus;
   World world;
