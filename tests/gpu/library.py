@@ -52,6 +52,16 @@ class PublishOptions(c.Structure):
                 ("tensor_count", c.c_size_t), ("timeout_ns", c.c_int64)]  # fmt: skip
 
 
+class SetTensor(c.Structure):
+    _fields_ = [("region", c.c_uint64), ("tensor", Tensor)]
+
+
+class SetOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("tensors", c.POINTER(SetTensor)), ("tensor_count", c.c_size_t),
+                ("group", c.c_uint64), ("keep_ns", c.c_int64), ("flags", c.c_uint32), ("sync", c.c_uint32),
+                ("stream", c.c_void_p), ("timeout_ns", c.c_int64)]  # fmt: skip
+
+
 class AllocateOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("uuid", c.c_void_p), ("device", c.c_int32), ("flags", c.c_uint32),
                 ("chunk_bytes", c.c_uint64), ("retry_ns", c.c_int64), ("timeout_ns", c.c_int64)]  # fmt: skip
@@ -225,6 +235,17 @@ class Session:
         else:
             call("shmb_gpu_import", self.raw, what.encode(), c.byref(options), c.byref(region))
         return Region(region)
+
+    def publish_set(self, name, regions, tensors, flags=0):
+        """Tensors are [(number of the region, name, offset, count, bits)]."""
+        listed, kept = tensors_of([one[1:] for one in tensors])
+        array = (SetTensor * len(tensors))(*[SetTensor(one[0], tensor) for one, tensor in zip(tensors, listed)])
+        handles = (c.c_void_p * len(regions))(*[region.raw for region in regions])
+        options = sized(SetOptions, tensors=array, tensor_count=len(tensors), flags=flags)
+        made = c.c_void_p()
+        call("shmb_gpu_publish_set", self.raw, name.encode(), handles, c.c_size_t(len(regions)), c.byref(options),
+             c.byref(made))  # fmt: skip
+        return Region(made)
 
     def lend(self, pointer, length, free, tensors=()):
         array, kept = tensors_of(tensors)

@@ -21,8 +21,8 @@ import time
 
 import conformance
 from asking import die_with_parent
-from library import (ACCESS_WRITE, DEADLINE, MANY_WRITERS, NOT_SUPPORTED, PRODUCER_DEAD, WRITING, Failure, PlainTensor,
-                     Session, drive, driver_version, hold_up, let_go)  # fmt: skip
+from library import (ACCESS_WRITE, DEADLINE, MANY_WRITERS, NOT_SUPPORTED, PRODUCER_DEAD, REPLACE, WRITING, Failure,
+                     PlainTensor, Session, drive, driver_version, hold_up, let_go)  # fmt: skip
 from talk import N, Skip, Talk
 
 LIMIT_S = 120
@@ -289,6 +289,29 @@ def sleep_b(t):
     t.say("a")
 
 
+def set_a(t):
+    """Three blocks of an allocator as one model, and then the next generation of it under the same name."""
+    for generation in (1, 2):
+        tensors = [t.tensors.make(t.count_up(1000 * generation + i), in_region=True) for i in range(3)]
+        regions, offsets = zip(*[t.session.of_torch(tensor.pointer) for tensor in tensors])
+        listed = [(i, f"w{i}", offsets[i], N, 64) for i in range(3)]
+        t.session.publish_set("model", regions, listed, REPLACE if generation > 1 else 0)
+        t.say("b", generation)
+        t.hear()
+
+
+def set_b(t):
+    held = []
+    for _ in range(2):
+        generation = t.hear()
+        region = t.session.take("model")
+        held.append((generation, region, [t.tensors.view(region, f"w{i}") for i in range(3)]))
+        for seen, _, views in held:  # the one before stays whole
+            for i, view in enumerate(views):
+                t.need(view.values() == t.count_up(1000 * seen + i), f"w{i} of generation {seen} is something else")
+        t.say("a")
+
+
 def waits_a(t):
     """The library asks how far a context has come, and that must see a stream that waits for no other."""
     if driver_version() < 12050:
@@ -362,6 +385,7 @@ CASES = {
     "T27": ("a timeline of the broker's: streams of two processes, and a killed producer", t27_a, t27_b),
     "T28": ("a pinned region of the broker's: copies, a device's stores, read-only in another process", t28_a, t28_b),
     "sleep": ("a region asleep, and awake at the same address", sleep_a, sleep_b),
+    "set": ("many regions published as one, and the next generation of them", set_a, set_b),
     "waits": ("a deadline under a stream that is not through", waits_a),
     "P3,P4": ("publish, and open to a usable pointer, by size", p4_a, p4_b),
     **conformance.CASES,
