@@ -191,12 +191,27 @@ Error asked_of(const std::string& socket, Error error) {
   return error;
 }
 
+Error of_older_broker(const SessionFacts& broker, Error error) {
+  error.sentence += "; the broker at " + broker.socket + " (" + broker.broker +
+                    ") is older than this library (libshmbroker " SHMB_VERSION_TEXT "): it lacks what was asked for";
+  return error;
+}
+
 Result<Reply> Session::call(std::span<std::byte> packet, Deadline deadline, Channel::Subscription* subscription,
                             std::span<const int> descriptors) {
   if (local_) return needs_broker("this call");
   SHMB_TRY_VOID(check_answer_deadline(deadline));
   SHMB_TRY_VOID(enter());
-  return channel_.call(packet, deadline, subscription, descriptors);
+  auto reply = channel_.call(packet, deadline, subscription, descriptors);
+  if (reply) return reply;
+  switch (reply.error().status) {
+    case Status::too_new:
+    case Status::unknown_op:
+    case Status::unknown_flags:
+      return std::unexpected(of_older_broker(facts(), std::move(reply.error())));
+    default:
+      return reply;
+  }
 }
 
 Result<void> Session::post(std::span<std::byte> packet, Deadline deadline) {

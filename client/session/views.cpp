@@ -90,7 +90,13 @@ Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& 
   request.group_len = static_cast<std::uint16_t>(selection.group_name.size());
   request.name_len = static_cast<std::uint16_t>(selection.name.size());
   do {
-    SHMB_TRY(answer, call<SHMBW_OP_LIST>(session, request, {selection.group_name, selection.name}, deadline));
+    auto asked = call<SHMBW_OP_LIST>(session, request, {selection.group_name, selection.name}, deadline);
+    // The request is well formed. So what the broker finds invalid is the number of a table that it does not have.
+    if (!asked && asked.error().status == Status::invalid) {
+      asked.error().status = Status::unsupported;
+      return std::unexpected(of_older_broker(session.facts(), std::move(asked.error())));
+    }
+    SHMB_TRY(answer, std::move(asked));
     const shmbw_list_reply& page = answer.fixed;
     listing.total_bytes = page.total_bytes;
     listing.total_count = page.total_count;

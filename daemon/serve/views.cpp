@@ -502,8 +502,10 @@ void serve_list(const Request& request) {
       return list_refusals(request, filter);
     default:
       request.fail(Status::invalid,
-                   "list regions, groups, sessions, leases, tickets, uids, pools, queues, participants, worlds, "
-                   "workers, references, gpu_regions, reports or refusals");
+                   "table " + std::to_string(wish->table) + " is not known to this broker (" +
+                       ledger.host.facts.version +
+                       "), which lists regions, groups, sessions, leases, tickets, uids, pools, queues, participants, "
+                       "worlds, workers, references, gpu_regions, reports and refusals");
   }
 }
 

@@ -440,7 +440,7 @@ TEST_CASE("groups, watches and lists refuse words that they do not know and thin
     for (std::uint32_t table : {0U, SHMBW_TABLE_REFUSALS + 1U, 255U, UINT32_MAX}) {
       shmbw_list wish{};
       wish.table = table;
-      check_plain(client, SHMBW_OP_LIST, wish, {}, Status::invalid, "list regions");
+      check_plain(client, SHMBW_OP_LIST, wish, {}, Status::invalid, "which lists regions");
     }
     shmbw_list flagged{};
     flagged.table = SHMBW_TABLE_REGIONS;
