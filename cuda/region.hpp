@@ -61,7 +61,7 @@ struct PublishSpec {
   std::uint64_t group = 0;
   std::optional<std::int64_t> keep;
   bool replace = false, writing = false, many_writers = false;
-  bool close_own = false;  // the own mapping becomes read-only when the writing is over
+  bool close_own = false;  // this process's mapping becomes read-only when the writing is over
   Sync sync;
   std::vector<Tensor> tensors;
 };

@@ -287,7 +287,7 @@ def wire_traits(table, known):
 
 
 def traits_table(table):
-    """What PROTOCOL.md shows of the traits: one line a request that differs from the plain question and answer."""
+    """The table of traits in PROTOCOL.md: one line for each request that differs from the plain question and answer."""
     rows = ["### Traits of requests", "",
             "A request that is not listed has a reply, no descriptors, and grants nothing that a late reply would leave behind.", "",
             "| request | no_reply | descriptors in | descriptors in the reply | given back by |", "| --- | --- | --- | --- | --- |"]

@@ -132,7 +132,7 @@ enum shmb_watch_kind {
   SHMB_WATCH_REGION = 1,
   SHMB_WATCH_NAME = 2,
   SHMB_WATCH_GROUP = 3,
-  SHMB_WATCH_RECLAIM = 4 /* what was freed of the dead: group, or 0 for all of the own uid */
+  SHMB_WATCH_RECLAIM = 4 /* the freed objects of the dead: group, or 0 for all of the caller's uid */
 };
 
 enum shmb_event_bit {

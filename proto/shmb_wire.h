@@ -751,7 +751,7 @@ struct shmbw_watch {
   uint32_t owner_uid; /* with flag owner_given */
   uint32_t flags; /* watch flags */
   struct shmbw_region_ref region; /* kind region */
-  uint64_t group; /* kind group (0: own); kind reclaim (0: all of the own uid) */
+  uint64_t group; /* kind group (0: the session's); kind reclaim (0: all of the caller's uid) */
   uint64_t watch; /* kind cancel: the subscription */
   uint16_t group_len; /* kind name or group: bytes of text group, 0: the session's group */
   uint16_t name_len; /* kind name: bytes of text name, of a region or, with flag pool, of a pool */

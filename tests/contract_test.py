@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each public call and class says its contract. A comment with `/**` or `///` stands above each public function, class
 and struct; it also covers the declarations that follow without a blank line. A C function that can fail lists its
-errors. A C++ function that returns a Result names its statuses. One that may throw says so. A class names its ownership,
-its lifetime and the rule for threads, or says that it is a plain value. clang's -Wdocumentation reads the comments too, where clang++-19 is installed.
-The rules are first tried on samples that break them.
+errors. A C++ function that returns a Result names its statuses. One that may throw says so. A class names its
+ownership, its lifetime and the rule for threads, or says that it is a plain value. clang's -Wdocumentation reads the
+comments too, where clang++-19 is installed. The rules are first tried on samples that break them.
 """
 import re
 import shutil
@@ -229,7 +229,7 @@ def try_the_rules():
 
 
 def read_by_clang(root, headers):
-    """What clang's -Wdocumentation says: a word after a backslash that it does not know, a parameter that is none."""
+    """The warnings of clang's -Wdocumentation: an unknown word after a backslash, a parameter that is none."""
     clang = shutil.which("clang++-19")
     if clang is None:
         return [], "clang++-19 is not installed"

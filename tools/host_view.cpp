@@ -170,7 +170,7 @@ Sheet object_fields() {
        {"touched", "TOUCHED", "with memory or swap behind it", FieldKind::size, true},
        {"user", "USER", "its owner", FieldKind::text, true, 2},
        {"age", "AGE", "since its last change that the kernel notes", FieldKind::age, true, 1},
-       {"creator", "CREATOR", "who made it, where name or kernel tell", FieldKind::text, false},
+       {"creator", "CREATOR", "its maker, where name or kernel tell", FieldKind::text, false},
        {"heldby", "HELD BY", "the first holder and how many more", FieldKind::text, true, 5},
        {"holders", "HOLDERS", "how many processes hold it", FieldKind::number, false},
        {"pids", "PIDS", "the processes that hold it", FieldKind::list, false},
@@ -181,7 +181,7 @@ Sheet object_fields() {
        {"links", "LINKS", "of a file: how many names it has", FieldKind::number, false},
        {"id", "ID", "what --why and gc call it", FieldKind::text, false},
        {"resident", "RESIDENT", "of what is touched, in memory and not in swap", FieldKind::size, false},
-       {"cgroup", "CGROUP", "what its pages are charged to: most of them first", FieldKind::list, false},
+       {"cgroup", "CGROUP", "the cgroups that pay for its pages: the largest share first", FieldKind::list, false},
        {"peers", "PEERS", "the processes that hold it, PID:PROGRAM", FieldKind::list, false}},
       {}};
 }

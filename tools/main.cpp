@@ -61,7 +61,7 @@ int run(int argc, char** argv) {
                               add_release(app), add_limit(app),   add_metrics(app), add_events(app), add_watch(app),
                               add_run(app),     add_leaks(app),   add_gc(app),      add_map(app),    add_doctor(app)};
   std::string shell;
-  CLI::App* completes = app.add_subcommand("completion", "The completion script of a shell, on standard output");
+  CLI::App* completes = app.add_subcommand("completion", "Print the completion script of a shell");
   completes->add_option("SHELL", shell, "bash, zsh or fish")->required();
   try {
     app.parse(argc, argv);

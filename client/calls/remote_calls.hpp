@@ -41,7 +41,7 @@ struct RefRequest {
   std::uint32_t user = kOwnFork;  // or the rank to which the first fork is on its way: only the owner may say so
   shmbw_ref_state state = SHMBW_REF_STATE_REGISTERED;
   std::uint64_t counter = 0;  // not 0: that of a reference of the caller's own that the table has forgotten
-  bool tell = false;          // ref_changed events for the own fork
+  bool tell = false;          // ref_changed events for this worker's fork
   std::uint32_t owner_life = 0, user_life = 0;  // 0: any life; else worker_gone if the place has another one
 };
 struct RefMade {

@@ -142,8 +142,8 @@ typedef struct shmb_connect_options {
  * $XDG_RUNTIME_DIR/shmbroker/socket or /tmp/shmbroker-<uid>/socket. Where another user has made that directory it is
  * /tmp/shmbroker-<uid>-<random>/socket. At last a private broker is started, under a lock (program: SHMBROKER_DAEMON,
  * beside the library, or the installed one). It inherits nothing of the caller and outlives it. The group is that of
- * options->group or SHMBROKER_GROUP, else an own unnamed one. Errors: NO_BROKER (with what was tried), VERSION, LIMIT
- * (sessions), NOT_FOUND (token), DEADLINE. */
+ * options->group or SHMBROKER_GROUP, else an unnamed one of its own. Errors: NO_BROKER (with what was tried), VERSION,
+ * LIMIT (sessions), NOT_FOUND (token), DEADLINE. */
 SHMB_API int shmb_connect(const shmb_connect_options* options, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 
 /** Ends the session and frees the handle. Region handles that are still open keep it alive until they are released too.
@@ -435,7 +435,7 @@ SHMB_API void shmb_user_group(char name[SHMB_MAX_NAME + 1]) SHMB_NOEXCEPT;
  * GROUP_ENDED. */
 SHMB_API int shmb_group_join_user(shmb_session* session, int64_t timeout_ns, uint64_t* id,
                                   shmb_error* error) SHMB_NOEXCEPT;
-/** Leaves a group (0: the one the session is in); the next create makes an own unnamed one. A group that the session
+/** Leaves a group (0: the one the session is in); the next create makes an unnamed one. A group that the session
  * made and nobody has joined is given up. Errors: NOT_FOUND (it is in no such group). */
 SHMB_API int shmb_group_leave(shmb_session* session, uint64_t group, int64_t timeout_ns,
                               shmb_error* error) SHMB_NOEXCEPT;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups from a session's view: make, join, leave, end, and wait for the end. A token admits by its value alone, a name
-// only the own uid; the broker decides, the library only asks.
+// only its own uid; the broker decides, the library only asks.
 #include <algorithm>
 #include <cstring>
 #include <utility>

@@ -3,8 +3,8 @@
 //
 // It owns the registries. Each registry holds one kind of object and knows the few others that its nouns need.
 // Sessions, groups, regions, pools and worlds have 64-bit ids that are never reused. The nouns (region, lease, group,
-// ...) are functions over a registry. What goes on between requests stands beside the objects that it works on: timers,
-// helper threads for closes, seals and GPU nodes.
+// ...) are functions over a registry. Work that goes on between requests stands beside the objects that it works on:
+// timers, helper threads for closes, seals and GPU nodes.
 //
 // These rules hold after each call from the transport:
 // - A lease, name, ticket or hold is booked before the reply leaves (law 1).

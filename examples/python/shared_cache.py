@@ -14,7 +14,7 @@ NAME, SHAPE = "squares", (1000, 1000)
 
 
 def load():
-    """What takes long: a table from a disk, weights from a network."""
+    """Stands for work that takes long: a table from a disk, weights from a network."""
     return numpy.arange(SHAPE[0] * SHAPE[1], dtype=numpy.int64).reshape(SHAPE) ** 2
 
 

@@ -88,10 +88,10 @@ PyMethodDef functions[] = {
     {"group_variable", as_function(group_variable), METH_FASTCALL | METH_KEYWORDS,
      "The value of SHMBROKER_GROUP that makes a child process a member."},
     {"status_name", status_name, METH_O, "The name of a status."},
-    {"status_text", status_text, METH_O, "What a status means."},
+    {"status_text", status_text, METH_O, "The meaning of a status, in words."},
     {"sharing_strategies", sharing_strategies, METH_NOARGS, "The names of all sharing strategies."},
     {"sharing_strategy", sharing_strategy, METH_NOARGS, "The sharing strategy of this process."},
-    {"set_sharing_strategy", set_sharing_strategy, METH_O, "What later handles keep besides their mapping."},
+    {"set_sharing_strategy", set_sharing_strategy, METH_O, "Chooses what later handles keep besides their mapping."},
     {nullptr, nullptr, 0, nullptr}};
 
 bool add_constants(PyObject* module) {

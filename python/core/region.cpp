@@ -239,8 +239,8 @@ PyGetSetDef properties[] = {
     {"session", get_session, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyMethodDef methods[] = {
-    {"info", info, METH_NOARGS, "What this process knows of it, without asking the broker."},
-    {"stat", as_function(stat), METH_FASTCALL | METH_KEYWORDS, "What the broker knows of it."},
+    {"info", info, METH_NOARGS, "The facts that this process has of it, without a call to the broker."},
+    {"stat", as_function(stat), METH_FASTCALL | METH_KEYWORDS, "The broker's facts about it."},
     {"publish", as_function(publish), METH_FASTCALL | METH_KEYWORDS, "Ends writing, for everybody and for good."},
     {"ticket", as_function(ticket), METH_FASTCALL | METH_KEYWORDS, "A ticket that lives on after this process."},
     {"lend", as_function(lend), METH_FASTCALL | METH_KEYWORDS, "A ticket that ends with this session at the latest."},

@@ -171,7 +171,7 @@ PyMethodDef methods[] = {
     {"open", as_function(session_attach), kFast, "A region by its name."},
     {"attach_many", as_function(session_attach_many), kFast, "Many regions by address, identity or ticket."},
     {"adopt", as_function(session_adopt), kFast, "Local sessions: a region of a memfd."},
-    {"stat", as_function(stat), kFast, "What the broker knows of a region."},
+    {"stat", as_function(stat), kFast, "The broker's facts about a region."},
     {"unname", as_function(unname), kFast, "Takes a region's name away; it goes with its last reference."},
     {"revoke", as_function(revoke), kFast, "Ends a ticket."},
     {"create_group", as_function(session_create_group), kFast, "Makes a group, without joining it."},

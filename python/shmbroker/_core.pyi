@@ -491,7 +491,7 @@ class RemoteFuture:
 
 @final
 class RemoteRequest:
-    """What another worker asks."""
+    """A request of another worker."""
     kind: int
     origin: int
     function: str

@@ -66,7 +66,7 @@ def spawn(fn: Callable[..., Any], args: Iterable[Any] = (), nprocs: int = 1, joi
 
 
 def _join_or_end(context: ProcessContext, wait: int | None = None, timeout: float | None = None) -> None:
-    """Whatever ends the wait ends the ranks."""
+    """An exception that ends the wait ends the ranks too."""
     try:
         if context._join(0 if wait is None else wait, 0):
             return
@@ -182,7 +182,7 @@ class ProcessContext:
 
     @classmethod
     def _prelude(cls) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-        """What a rank that is no copy of this process calls before its arguments are there."""
+        """The function that a rank calls before its arguments are there, unless it is a copy of this process."""
         return None
 
     def __init__(self, ranks: _core.Processes | None, nprocs: int, first_rank: int, daemon: bool) -> None:
@@ -287,7 +287,7 @@ class ProcessContext:
             self._ranks.end(True)
 
     def result(self, local_rank: int = 0) -> Any:
-        """What the function returned in a rank, once all have ended well. Raises as join does, or NotFound before."""
+        """The result of the function in a rank, once all have ended well. Raises as join does, or NotFound before."""
         if not 0 <= local_rank < self._nprocs:
             raise Invalid(f"there is no local rank {local_rank}: those of this call are 0 to {self._nprocs - 1}")
         if not self._join(_NO_WAIT, 0):

@@ -98,7 +98,7 @@ def _environment(env: Mapping[str, str] | None) -> dict[bytes, bytes]:
 
 def fork_entry(fn: Callable[..., Any], args: tuple[Any, ...], env: Mapping[str, str] | None,
                like_process: bool) -> Callable[[], int]:
-    """What a copy of this process does as a rank. It returns the exit status."""
+    """The work of a rank that is a copy of this process. Returns the exit status."""
     environment = _environment(env) if like_process else None
     parent = _identity()
 
@@ -123,7 +123,7 @@ def _dropped(value: Any, drop: bool) -> Any:
 # ------------------------------------------------------------------------------------------------------ in a rank
 
 class _Preparation:
-    """What is done before the first rank of a fork server is made, or at the start of any other rank."""
+    """The preparations before the first rank of a fork server is made, or at the start of any other rank."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

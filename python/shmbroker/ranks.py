@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks ask of each other. The calls reach the ranks of one `shmbroker.spawn` on one host.
+"""The calls by which ranks reach each other. They reach the ranks of one `shmbroker.spawn` on one host.
 
 A call that needs a rank that is gone raises PeerGone. Waits have a limit, 300 s unless `timeout` says another one.
 """

@@ -20,7 +20,7 @@ Lend = Callable[[Any], Ticket]
 
 
 class Departure:
-    """What multiprocessing's reducers ask of the process that is about to start: descriptors to take along."""
+    """The face of a process that is about to start: multiprocessing's reducers ask it to take descriptors along."""
 
     DupFd = popen_spawn_posix._DupFd  # type: ignore[attr-defined]
 
@@ -32,7 +32,7 @@ class Departure:
 
     def begin(self, anew: bool = False) -> None:
         """The same call is pickled again, for another rank. It gets the same copies: each rank inherits all of them, so
-        100 tensors for 8 ranks would take 800. anew: what comes is another object."""
+        100 tensors for 8 ranks would take 800. anew: the next object is another one."""
         self._place = 0
         if anew:
             self._course = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the broker has, as dataclasses: `status()` and `list()`. They are made of the JSON that the command `shmbroker`
+"""The books of the broker as dataclasses: `status()` and `list()`. They are made of the JSON that the command `shmbroker`
 prints, and tell what it tells. Fields of a newer broker are in `more`.
 """
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Region(Row):
 
 @dataclasses.dataclass(frozen=True)
 class Listing(Row):
-    """What `shmbroker list` shows. Pools, queues, worlds and GPU regions are dictionaries, as the command has them."""
+    """The content of `shmbroker list`. Pools, queues, worlds and GPU regions are dictionaries, as the command has them."""
 
     broker: Broker = Broker()
     groups: list[Group] = dataclasses.field(default_factory=lambda: [])

@@ -28,7 +28,7 @@ typedef struct shmb_processes shmb_processes; /* a set of ranks, as its parent s
 #define SHMB_RANK_WAIT INT64_C(300000000000)         /* for other ranks */
 
 enum shmb_start_method {
-  SHMB_START_SPAWN = 0,  /* the program is executed anew for each rank; main begins with shmb_rank_enter */
+  SHMB_START_SPAWN = 0,  /* the program is executed again for each rank; main begins with shmb_rank_enter */
   SHMB_START_FORK,       /* copies of the calling process: no execution, but also no threads, and locks that other
                             threads held stay locked; not after CUDA was used */
   SHMB_START_FORKSERVER, /* the program is executed once, prepares itself, and is copied for each rank */
@@ -41,7 +41,7 @@ enum shmb_spawn_flag {
 enum shmb_stdio {
   SHMB_STDIO_INHERIT = 0,
   SHMB_STDIO_NULL,  /* what ranks print is dropped */
-  SHMB_STDIO_FILES, /* stdio_path.RANK.out and stdio_path.RANK.err, written anew */
+  SHMB_STDIO_FILES, /* stdio_path.RANK.out and stdio_path.RANK.err, emptied first */
   SHMB_STDIO_PREFIX /* to the caller's output, each line after "[rank N] " */
 };
 
@@ -106,9 +106,9 @@ SHMB_API int shmb_processes_result(shmb_processes* processes, int32_t local_rank
                                    shmb_error* error) SHMB_NOEXCEPT;
 
 /** The parent's session with the broker of its ranks, to take by it what their results name. It is a handle of its own,
- * to be given to shmb_disconnect. Made anew where the ranks have ended and lent nothing (shmb_rank_lend). NOT_FOUND
- * where they have no group, and the options named no socket; SESSION_LOST where another broker is in that one's place.
- * Errors: NOT_FOUND, SESSION_LOST, and those of shmb_connect. */
+ * to be given to shmb_disconnect. It is another one where the ranks have ended and lent nothing (shmb_rank_lend).
+ * NOT_FOUND where they have no group, and the options named no socket; SESSION_LOST where another broker is in that
+ * one's place. Errors: NOT_FOUND, SESSION_LOST, and those of shmb_connect. */
 SHMB_API int shmb_processes_session(shmb_processes* processes, shmb_session** session, shmb_error* error) SHMB_NOEXCEPT;
 
 enum shmb_failure_kind {

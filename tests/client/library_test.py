@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What libshmbroker.so shows to the world: the functions of its C headers, all of them and nothing else (the tests of
-the functions themselves link the static core, which has them whatever the library exports); no C++ runtime
-that a C program would have to bring; no test seam. Usage: library_test.py LIBRARY SANITIZER HEADER..."""
+"""libshmbroker.so exports the functions of its C headers, all of them and nothing else (the tests of the functions
+themselves link the static core, which has them whatever the library exports); no C++ runtime that a C program would
+have to bring; no test seam. Usage: library_test.py LIBRARY SANITIZER HEADER..."""
 import re
 import subprocess
 import sys

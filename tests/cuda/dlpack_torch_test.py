@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What PyTorch makes of the library's DLPack tensors, on memory of the host (dlpack_twin.cpp): each tensor of a manifest
+"""PyTorch takes the library's DLPack tensors, on memory of the host (dlpack_twin.cpp): each tensor of a manifest
 is its own part of the memory, and keeps it until it goes. Run as: dlpack_torch_test.py TWIN. 77: there is no torch."""
 
 import ctypes as c

@@ -174,7 +174,7 @@ TEST_CASE("one process may have half of all unread; once that is passed, each pr
   std::vector<Fd> fds;
   REQUIRE(sys::receive(ends[1].get(), buffer, fds, false));
   CHECK(in_flight.within_share(same, 1,
-                               now += kSecondLater));  // it asked anew: 61 are unread now, 1 of them by this process
+                               now += kSecondLater));  // it asked again: 61 are unread now, 1 of them by this process
   CHECK(in_flight.within_share(other, 1, now += kSecondLater));
   CHECK(other.reply(bytes, std::span(numbers).first(40), 1) == Outbox::Sent::sent);
   CHECK(in_flight.within_share(same, 1, now += kSecondLater));

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What is documented to be compiled is compiled, against an installed tree and nothing else: each command in the
-comment at the head of an example, the commands of README.md and docs/ for a program of one's own, with each code block
-that is a whole program, and each other C++ block with its page. Commands run as they are written. Programs in C are run.
-Usage: installed_examples_test.py ROOT MESON BUILD BROKER"""
+"""All code of the documents is compiled against an installed tree and nothing else: each command in the comment at the
+head of an example, the commands of README.md and docs/ for a program of one's own, with each code block that is a whole
+program, and each other C++ block with its page. Commands run as they are written. Programs in C are run. Usage:
+installed_examples_test.py ROOT MESON BUILD BROKER"""
 import contextlib
 import os
 import re

@@ -34,7 +34,7 @@ def sections(page):
 
 
 def defined(text, pattern):
-    """What the lines that introduce something introduce: "*--socket* _PATH_"."""
+    """The words that a line introduces: "*--socket* _PATH_"."""
     return {word for line in text.splitlines() if line.startswith("*") for word in re.findall(pattern, line)}
 
 

@@ -11,7 +11,7 @@ import time
 
 
 def left(tool, environment):
-    """What the broker's books still hold."""
+    """The objects that the broker's books still hold."""
     seen = subprocess.run([tool, "list", "--json"], env=environment, capture_output=True, text=True, timeout=30)
     if seen.returncode != 0:
         return seen.stderr

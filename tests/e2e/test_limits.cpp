@@ -136,7 +136,7 @@ TEST_CASE("too little address space is a sentence and leaves no lease; smaller r
 
 namespace {
 
-// A memory cgroup below the own one, gone with its owner. Version 1, or version 2 where its controller may be used.
+// A memory cgroup below this process's, gone with its owner. Version 1, or version 2 where its controller may be used.
 class MemoryGroup {
  public:
   MemoryGroup() {

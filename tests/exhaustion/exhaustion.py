@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker does when something runs out, seen from its socket by clients that speak bytes. Each case prints what it
-counted; docs/reliability.md has the results of long runs.
+"""A broker when something runs out, seen from its socket by clients that speak bytes. Each case prints what it counted;
+docs/reliability.md has the results of long runs.
 
     exhaustion.py BROKER TOOL [--long] [CASE ...]     cases: descriptors, silent, stopped, connects; without one: all
 """

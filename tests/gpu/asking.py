@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One question: a process that answers in lines on its stdout, until it ends or its time is over. Whatever it leaves behind
-is ended with it: this process adopts the orphans of its descendants, so nobody can get away by a fork or a new session.
+"""One question: a process that answers in lines on its stdout, until it ends or its time is over. Anything that it
+leaves behind is ended with it: this process adopts the orphans of its descendants, so nobody can get away by a fork or
+a new session.
 
 A line is `+KEY<tab>VALUE` for a fact, `!fail<tab>SENTENCE` for what is wrong, `-skip<tab>SENTENCE` for what cannot be asked
 here. Of other lines the last ones are kept, under `said`."""

@@ -238,7 +238,7 @@ def c63_b(t):
 
 
 def c64_a(t):
-    """Whatever its memory is of, torch calls a tensor of a device shared; ours is, without a copy."""
+    """torch calls every tensor of a device shared. Ours is shared, without a copy."""
     tensor, region = t.publish(t.count_up(64))
     again, _ = t.session.of_torch(tensor.pointer)
     t.need(again.id() == region.id(), "publishing made other memory of it")

@@ -127,7 +127,7 @@ inline constexpr Code kIllegalAddress = 700;
   X(launch, cuLaunchKernel, 4000,                                                                                   \
     (Kernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, void**))
 
-// What a driver may lack: then the member is null.
+// A driver may lack these: then the member is null.
 #define SHMB_FACTS_OPTIONAL(X)                                 \
   X(context_record, cuCtxRecordEvent, 12050, (Context, Event)) \
   X(context_sync, cuCtxSynchronize, 2000, ())

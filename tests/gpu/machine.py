@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every result needs beside it: date, commit, driver, kernel, container runtime, persistence, MIG and nodes. Nothing
-here holds the device open afterwards: NVIDIA's management library is loaded in a child."""
+"""The facts that every result needs beside it: date, commit, driver, kernel, container runtime, persistence, MIG and
+nodes. Nothing here holds the device open afterwards: NVIDIA's management library is loaded in a child."""
 
 import ctypes
 import glob

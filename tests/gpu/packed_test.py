@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The script for real hardware, on the fake driver: the packed folder alone answers all parts; a question that hangs, a run
-that is stopped or killed, and results of another program cost nothing but what they must. What is packed comes from a
-finished build. usage: packed_test.py BUILD [NAME OF A CASE]"""
+"""The script for real hardware, on the fake driver: the packed folder alone answers all parts; a question that hangs, a
+run that is stopped or killed, and results of another program cost nothing but what they must. The packed files come
+from a finished build. usage: packed_test.py BUILD [NAME OF A CASE]"""
 
 import contextlib
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an actor of regions.py and conformance.py has: its session, tensors, and words for the other actors, which go
+"""The means of an actor of regions.py and conformance.py: its session, tensors, and words for the other actors, which go
 over the runner."""
 
 import ctypes

@@ -14,7 +14,7 @@ struct Settings {
 };
 extern Settings settings;
 
-// What a test takes on the fake driver in place of gigabytes and seconds.
+// A test takes these on the fake driver, in place of gigabytes and seconds.
 inline std::size_t large(std::size_t bytes) { return settings.quick ? bytes / 256 : bytes; }
 inline std::uint64_t lasting(std::uint64_t ns) { return settings.quick ? ns / 8 : ns; }
 

@@ -52,7 +52,7 @@ class BrokerFixture {
   void kill();    // SIGKILL: it owes nothing at the end
   int stop();     // SIGTERM; the exit status, or 128 + signal, or -1 when it did not end
   void reload();  // SIGHUP
-  void configure(const std::string& text) const;  // writes its configuration file anew
+  void configure(const std::string& text) const;  // replaces its configuration file
   std::string config_file() const { return folder_.file("config.toml"); }
   int wait_end();                // of a broker that ends by itself; the same values
   static std::string program();  // the broker under test

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What is shipped has no kill point: no hook and no call of one, neither in the library nor in the core that the tools
+"""Shipped programs have no kill point: no hook and no call of one, neither in the library nor in the core that the tools
 are linked from. The test build has them, or this test would look at nothing."""
 import subprocess
 import sys

@@ -192,7 +192,7 @@ class Broadcast {
     change(n, n.p[i]);
     emit(i, step, n);
   }
-  // Steps that wait for the own store buffer: read-modify-writes and full fences.
+  // Steps that wait for their process's store buffer: read-modify-writes and full fences.
   template <class Change>
   void locked(const State& s, int i, Step step, Emit<State>& emit, Change change) const {
     if (s.p[i].buffered == 0) go(s, i, step, emit, change);

@@ -189,7 +189,7 @@ class Wake {
     change(n, n.p[i]);
     emit(i, step, n);
   }
-  template <class Change>  // waits for the own store buffer: read-modify-writes, fences, system calls
+  template <class Change>  // waits for its process's store buffer: read-modify-writes, fences, system calls
   void locked(const State& s, int i, Step step, Emit<State>& emit, Change change) const {
     if (s.p[i].buffered == 0) go(s, i, step, emit, change);
   }

@@ -188,7 +188,7 @@ def width(fields):
 
 
 def read(fields, data):
-    """What an older sender left out reads as zero; what a newer one added must be zero, and so must what is reserved."""
+    """Fields that an older sender left out read as zero. Those that a newer one added, and reserved ones, must be zero."""
     size = width(fields)
     if any(data[size:]):
         raise Refused("too_new")

@@ -90,7 +90,7 @@ def write(said, table, sized=lambda data: data):
 
 
 def rewritten(said, data, part=lambda part: part):
-    """What `data`, another form of the message `said`, must decode to: new sizes, and each struct passed through part()."""
+    """The message to which `data`, another form of `said`, must decode: new sizes, and each struct passed through part()."""
     fixed, = struct.unpack_from("<H", data, 22)
     out = said | {"header": said["header"] | {"size": len(data), "fixed": fixed}}
     if parts(said):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test of the package has: a broker of its own for each file, found by the variables that users have.
+"""The fixtures of every test of the package: a broker of its own for each file, found by the variables that users have.
 
 The tests run in meson (`meson test --suite python`), or by hand:
 

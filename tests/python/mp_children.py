@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the child processes of the test_mp_*.py run: importable under its own name for spawn and forkserver."""
+"""The functions that child processes of the test_mp_*.py run: importable under its own name for spawn and forkserver."""
 import os
 import pickle
 import signal
@@ -17,7 +17,7 @@ def echo(tasks, results):
 
 
 def facts(tasks, results):
-    """What an array is like where it arrives."""
+    """Reports how an array looks where it arrives."""
     while (array := tasks.get()) is not None:
         results.put((array.shape, str(array.dtype), float(array.sum()), array.flags.writeable, array.flags.f_contiguous))
         array = None

@@ -304,7 +304,7 @@ def describe(rank, queue):
 
 
 def interrupted(rank, what):
-    """What a SIGINT does to a wait for a rank that does not come."""
+    """A SIGINT in a wait for a rank that does not come."""
     if rank == 1:
         while True:
             time.sleep(0.1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is killed, at whatever moment, no process of the ranks is left."""
+"""A process is killed, any one at any moment. No process of the ranks is left."""
 import os
 import random
 import signal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks get and give: variables, arguments, results, primitives, regions, output."""
+"""The things that ranks get and give: variables, arguments, results, primitives, regions, output."""
 import asyncio
 import multiprocessing
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What spawn refuses, and what goes wrong before the function of a rank runs: a clear exception for each."""
+"""Calls that spawn refuses, and failures before the function of a rank runs: a clear exception for each."""
 import os
 import subprocess
 import sys

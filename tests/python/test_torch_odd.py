@@ -13,7 +13,7 @@ import torch_children as children
 
 
 def as_stock(outcome):
-    """What `outcome` gives with install() and without."""
+    """The results of `outcome` with install() and without."""
     ours = outcome()
     shmbroker.torch.uninstall()
     try:

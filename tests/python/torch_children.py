@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the child processes of the test_torch_*.py run: importable under its own name for spawn and forkserver."""
+"""The functions that child processes of the test_torch_*.py run: importable by name for spawn and forkserver."""
 import os
 import signal
 import time
@@ -46,7 +46,7 @@ def autograd(_):
 
 
 def facts(tasks, told):
-    """What a tensor is like where it arrives."""
+    """Reports how a tensor looks where it arrives."""
     while (got := tasks.get()) is not None:
         told.put((type(got).__name__, got.requires_grad, got.grad is None, len(got._backward_hooks or ()), got.is_shared()))
         del got

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the workers of test_torch_rpc.py call in each other. As a program: a worker that serves until the world ends.
+"""The functions that the workers of test_torch_rpc.py call in each other. As a program: a worker that serves until the
+world ends.
 
 usage: torch_rpc_functions.py NAME RANK WORLD_SIZE
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the test_torch_rpc*.py share: workers that are started one by one, as users start them."""
+"""Shared by the test_torch_rpc*.py: workers that are started one by one, as users start them."""
 import os
 import socket
 import subprocess

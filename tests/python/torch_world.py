@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the test_torch_*.py share: a broker with install() in force, and programs of their own."""
+"""Shared by the test_torch_*.py: a broker with install() in force, and programs of their own."""
 import os
 import subprocess
 import sys

@@ -45,7 +45,7 @@ int add_at(const remote::To& to, int a, int b) {
     (void)remote::serve(std::chrono::milliseconds(10));
   }
 }
-// As one that is started anew at once, perhaps before it is known that the one before has died.
+// A worker that is started again at once, perhaps before it is known that its predecessor has died.
 void take_place(int rank, int size, unsigned threads = 0) {
   for (int i = 0;; ++i) {
     Status status{};

@@ -301,7 +301,7 @@ TEST_CASE("42: the fork server prepares itself once for all ranks") {
 TEST_CASE("42: ranks are started in their order") {
   with_each_method([](StartMethod method) {
     const auto pids = spawn("nothing", ranks_of(method, 4)).pids();
-    int descents = 0;  // numbers of processes begin anew somewhere
+    int descents = 0;  // numbers of processes begin again somewhere
     for (std::size_t i = 0; i < pids.size(); ++i) descents += pids[(i + 1) % pids.size()] < pids[i];
     CHECK(descents == 1);
   });

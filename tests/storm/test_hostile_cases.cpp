@@ -468,7 +468,7 @@ TEST_CASE("a list that changes while it is read is read once, and reaches beyond
   int delivered = 0, refused = 0;
   const std::int64_t patience = sys::now_monotonic() + 60'000'000'000;
   for (int n = 0; n < 2000 || ((delivered == 0 || refused == 0) && sys::now_monotonic() < patience); ++n) {
-    // Published by hand: the library would write the list anew.
+    // Published by hand: the library would write the list again.
     pool::Handle handle{};
     handle.slot = slot.index;
     handle.generation = slot.generation;

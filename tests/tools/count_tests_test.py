@@ -24,7 +24,8 @@ def doctest(name, good, wrong=0, out=""):
 
 
 def counted(first, again=None, before=""):
-    """What it printed, the line of results, the files beside the logs, what was to be repeated, and how the run closed.
+    """The text that it printed, the line of results, the files beside the logs, what was to be repeated, and how the
+    run closed.
 
     `before` is what earlier stages left in RESULTS.
     """

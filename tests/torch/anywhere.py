@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What shmbroker.torch promises, asked of the torch that is installed here. It needs no pytest, no GPU and no build tree:
-the package shmbroker is an installed wheel, or is found by PYTHONPATH and SHMBROKER_DAEMON (docs/testing.md).
+"""The promises of shmbroker.torch, asked of the torch that is installed here. It needs no pytest, no GPU and no build
+tree: the package shmbroker is an installed wheel, or is found by PYTHONPATH and SHMBROKER_DAEMON (docs/testing.md).
 
 Each check is a program of its own with a time limit. One line is printed for each. Exit status: 1 where one failed, 77
 without torch.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What boots: Debian's kernel for clouds and a root by debootstrap, kept in build/vm until their recipe changes.
+"""The system that boots: Debian's kernel for clouds and a root by debootstrap, kept in build/vm until their recipe
+changes.
 
 The mirror is the first one of this release that apt is configured with. It is asked of apt, and written nowhere. The
 kernel is unpacked and never installed, so nothing of the host's own /boot is touched.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changes with each run: an installed tree of this source, and the tests with the unit that starts them.
+"""The part that changes with each run: an installed tree of this source, and the tests with the unit that starts them.
 
 The tree is a release build below /usr, as docs/security.md makes it (System mode from zero). The tests find it in
 place, as an administrator would after `meson install`. The script `packages` gets the packages of tools/package

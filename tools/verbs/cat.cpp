@@ -56,7 +56,7 @@ int run_cat(const CatOptions& options) {
 
 Command add_cat(CLI::App& app) {
   auto options = std::make_shared<CatOptions>();
-  CLI::App* verb = app.add_subcommand("cat", "A region's bytes on stdout");
+  CLI::App* verb = app.add_subcommand("cat", "Write a region's bytes to standard output");
   verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID")->required();
   add_duration(*verb, "--wait", options->wait, "Wait this long for a name that is not there yet");
   add_common(*verb, options->common, false, false);

@@ -96,7 +96,7 @@ int run_doctor(const Common& common) {
 Command add_doctor(CLI::App& app) {
   auto common = std::make_shared<Common>();
   CLI::App* verb =
-      app.add_subcommand("doctor", "What of this host stands in the way of shared memory; needs no broker");
+      app.add_subcommand("doctor", "Check what on this host stands in the way of shared memory; needs no broker");
   add_common(*verb, *common, true, true);
   return {verb, [common] { return run_doctor(*common); }};
 }

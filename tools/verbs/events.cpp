@@ -85,11 +85,11 @@ int run_events(const EventsOptions& options) {
 
 Command add_events(CLI::App& app) {
   auto options = std::make_shared<EventsOptions>();
-  CLI::App* verb = app.add_subcommand("events", "What was reclaimed: which process ended, how, what was freed");
-  verb->add_option("--group", options->group, "Only of this group: NAME, UID:NAME or @ID, also of one that has ended")
+  CLI::App* verb = app.add_subcommand("events", "Reports of reclaims: which process ended, how, and its freed objects");
+  verb->add_option("--group", options->group, "Only those of this group: NAME, UID:NAME or @ID; it may have ended")
       ->type_name("GROUP");
   verb->add_flag("--all-groups", options->all_groups, "Those of all users, by the broker's admin socket");
-  verb->add_option("-n,--newest", options->most, "Only so many, the newest")->type_name("COUNT");
+  verb->add_option("-n,--newest", options->most, "Only the newest COUNT")->type_name("COUNT");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_events(*options); }};
 }

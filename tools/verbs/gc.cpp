@@ -217,13 +217,13 @@ int run_gc(const GcOptions& options) {
 
 Command add_gc(CLI::App& app) {
   auto options = std::make_shared<GcOptions>();
-  CLI::App* verb = app.add_subcommand("gc", "Frees lost shared memory of the host: a plan, and with --yes the deed");
+  CLI::App* verb = app.add_subcommand("gc", "Plan the removal of lost shared memory of the host; --yes removes it");
   verb->add_option("OBJECT", options->objects, "These alone, also idle ones: /dev/shm/NAME, sysv:ID, or a glob");
   CLI::Option* yes = verb->add_flag("--yes", options->yes, "Remove what the plan says");
   verb->add_flag("--dry-run", options->dry_run, "Only the plan: the default")->excludes(yes);
   verb->add_flag("--stale", options->stale, "Also known leftovers whose creator is unknown");
   verb->add_flag("--sole-tenant", options->sole_tenant,
-                 "Also all that nobody holds on /dev/shm: nobody else uses it, as when a container starts");
+                 "Also all files on /dev/shm without a holder: for the start of a container");
   verb->add_flag("--without-lease", options->without_lease,
                  "Where the kernel gives no lease, trust /proc: an object in use may go");
   add_duration(*verb, "--stale-after", options->stale_after, "When a known leftover is stale (default 1h)");

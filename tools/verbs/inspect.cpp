@@ -223,7 +223,7 @@ int run_inspect(const InspectOptions& options) {
 
 Command add_inspect(CLI::App& app) {
   auto options = std::make_shared<InspectOptions>();
-  CLI::App* verb = app.add_subcommand("inspect", "One region (holders, rights, keep), pool or queue");
+  CLI::App* verb = app.add_subcommand("inspect", "Show one region (holders, rights, keep), pool or queue");
   verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID; a queue: POOL:QUEUE")
       ->required();
   verb->add_flag("--pool", options->pool, "The pool of that name, where a region has it too");

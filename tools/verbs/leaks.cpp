@@ -196,7 +196,7 @@ int run_once(const LeaksOptions& options) {
 
 Command add_leaks(CLI::App& app) {
   auto options = std::make_shared<LeaksOptions>();
-  CLI::App* verb = app.add_subcommand("leaks", "Shared memory of the host that nobody holds; needs no broker");
+  CLI::App* verb = app.add_subcommand("leaks", "List shared memory of the host that no process holds; needs no broker");
   verb->add_option("--why", options->why, "The evidence for this object's verdict")->type_name("OBJECT");
   verb->add_flag("--each", options->each, "A line for each object, also where many have one pattern");
   add_duration(*verb, "--stale-after", options->stale_after, "When a known leftover is stale (default 1h)");

@@ -313,19 +313,18 @@ int run_list(const ListOptions& options) {
 
 Command add_list(CLI::App& app) {
   auto options = std::make_shared<ListOptions>();
-  CLI::App* verb = app.add_subcommand("list", "Who holds how much shared memory");
+  CLI::App* verb = app.add_subcommand("list", "List the regions, their holders and their sizes");
   verb->add_option("--group", options->group, "Only this group: NAME, UID:NAME or @ID")->type_name("GROUP");
   verb->add_flag("--all-groups", options->all_groups, "Those of all users, by the broker's admin socket");
   CLI::Option* groups = verb->add_flag("--groups", options->show_groups, "A line per group instead of one per region");
-  CLI::Option* processes =
-      verb->add_flag("--processes", options->show_processes, "A line per process: program, group, bytes that it holds");
+  CLI::Option* processes = verb->add_flag("--processes", options->show_processes,
+                                          "A line per process: program, groups, bytes that it holds");
   CLI::Option* pools = verb->add_flag("--pools", options->show_pools, "The pools alone: slots, participants, queues");
   CLI::Option* queues =
       verb->add_flag("--queues", options->show_queues, "The queues alone: depth, readers, writers, lag");
   CLI::Option* gpu = verb->add_flag("--gpu", options->show_gpu, "The GPU regions alone: device, users, state");
   CLI::Option* worlds = verb->add_flag("--worlds", options->show_worlds, "Only the worlds, with their workers");
-  CLI::Option* refs =
-      verb->add_flag("--refs", options->show_refs, "Remote references: owner, who holds them, state, cycles");
+  CLI::Option* refs = verb->add_flag("--refs", options->show_refs, "Remote references: owner, holders, state, cycles");
   CLI::Option* const one_of[] = {groups, processes, pools, queues, gpu, worlds, refs};
   for (CLI::Option* one : one_of)
     for (CLI::Option* other : one_of)
@@ -337,7 +336,7 @@ Command add_list(CLI::App& app) {
       verb->add_flag("--all", options->all, "All shared memory of the host, made by any program; needs no broker");
   for (CLI::Option* one : one_of) all->excludes(one);
   CLI::Option* tree =
-      verb->add_flag("--tree", options->as_tree, "With --all: each process with what it holds")->needs(all);
+      verb->add_flag("--tree", options->as_tree, "With --all: each process with the objects that it holds")->needs(all);
   verb->add_option("-o,--columns", options->host.columns, "With --all, which columns: " + object_fields().names())
       ->type_name("LIST")
       ->needs(all)

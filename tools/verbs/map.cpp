@@ -168,7 +168,8 @@ int run_once(const MapOptions& options) {
 
 Command add_map(CLI::App& app) {
   auto options = std::make_shared<MapOptions>();
-  CLI::App* verb = app.add_subcommand("map", "All shared memory of one process, and who else has it; needs no broker");
+  CLI::App* verb =
+      app.add_subcommand("map", "List the shared memory of a process, and its other holders; needs no broker");
   verb->add_option("PID", options->pid, "The process")->required()->check([](const std::string& text) {
     pid_t pid = 0;
     const char* end = text.data() + text.size();

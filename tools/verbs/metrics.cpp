@@ -62,7 +62,8 @@ int run_metrics(const MetricsOptions& options) {
 
 Command add_metrics(CLI::App& app) {
   auto options = std::make_shared<MetricsOptions>();
-  CLI::App* verb = app.add_subcommand("metrics", "Figures of the broker, its groups and the host, as OpenMetrics text");
+  CLI::App* verb =
+      app.add_subcommand("metrics", "Print figures of the broker, its groups and the host, as OpenMetrics text");
   verb->add_option("--listen", options->address,
                    "Serve them over HTTP at /metrics: 127.0.0.1:PORT, [::1]:PORT or the path of a UNIX socket")
       ->type_name("ADDRESS");

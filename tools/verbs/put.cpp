@@ -231,7 +231,8 @@ int run_put(const PutOptions& options) {
 
 Command add_put(CLI::App& app) {
   auto options = std::make_shared<PutOptions>();
-  CLI::App* verb = app.add_subcommand("put", "A file as a read-only region; starts a private broker if there is none");
+  CLI::App* verb =
+      app.add_subcommand("put", "Make a read-only region of a file; starts a private broker if there is none");
   verb->add_option("file", options->file, "The file")->required();
   verb->add_option("--name", options->name, "The region's name")->required();
   verb->add_option(

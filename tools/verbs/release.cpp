@@ -173,9 +173,10 @@ int run_release(const ReleaseOptions& options) {
 Command add_release(CLI::App& app) {
   auto options = std::make_shared<ReleaseOptions>();
   CLI::App* verb =
-      app.add_subcommand("release", "Let a region go: it loses its name, and its memory with its last holder");
+      app.add_subcommand("release", "Release a region: it loses its name, and its memory with its last holder");
   verb->add_option("address", options->address, "NAME, GROUP/NAME, UID:GROUP/NAME or @ID");
-  verb->add_option("--group", options->group, "Everything that this group, which has ended, keeps")->type_name("GROUP");
+  verb->add_option("--group", options->group, "All regions that this group keeps; it must have ended")
+      ->type_name("GROUP");
   verb->add_flag("--tickets", options->tickets,
                  "Tickets that ended sessions left; with an address or --group those to that region or group");
   verb->add_option("--user", options->user, "With --tickets: those that this user made (default: you)")

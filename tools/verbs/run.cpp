@@ -121,16 +121,16 @@ Command add_run(CLI::App& app) {
           ->expected(0, 1)
           ->type_name("DURATION");
   CLI::Option* nprocs = verb->add_option("--nprocs", options->nprocs,
-                                         "Run it so many times, as ranks with RANK, WORLD_SIZE, MASTER_ADDR ...")
+                                         "Run it N times at once, as ranks with RANK, WORLD_SIZE, MASTER_ADDR ...")
                             ->type_name("N")
                             ->check(CLI::Range(1, spawn::kMostRanks));
   const auto of_ranks = [&](CLI::Option* option) { return option->needs(nprocs); };
   of_ranks(
       verb->add_option("--grace", options->grace, "After a rank has failed: from SIGTERM to SIGKILL (default 30s)"))
       ->type_name("DURATION");
-  of_ranks(verb->add_option("--num-shards", options->shards, "Hosts that run as many ranks each (default 1)"))
+  of_ranks(verb->add_option("--num-shards", options->shards, "The number of hosts with as many ranks each (default 1)"))
       ->type_name("N");
-  of_ranks(verb->add_option("--shard-id", options->shard, "Which of them this is, from 0"))->type_name("N");
+  of_ranks(verb->add_option("--shard-id", options->shard, "The number of this host, from 0"))->type_name("N");
   CLI::Option* address =
       of_ranks(verb->add_option("--master-addr", options->master_addr, "MASTER_ADDR (default 127.0.0.1)"))
           ->type_name("HOST");

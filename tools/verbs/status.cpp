@@ -127,7 +127,7 @@ int run_status(const Common& common) {
 
 Command add_status(CLI::App& app) {
   auto common = std::make_shared<Common>();
-  CLI::App* verb = app.add_subcommand("status", "Which broker answers, and what it found on this host");
+  CLI::App* verb = app.add_subcommand("status", "Show which broker answers, and what it found on this host");
   add_common(*verb, *common, true, true);
   return {verb, [common] { return run_status(*common); }};
 }

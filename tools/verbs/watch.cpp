@@ -205,13 +205,13 @@ int run_watch(const WatchOptions& options) {
 
 Command add_watch(CLI::App& app) {
   auto options = std::make_shared<WatchOptions>();
-  CLI::App* verb = app.add_subcommand("watch", "Events as lines, as they come: ends of processes, groups and regions");
+  CLI::App* verb = app.add_subcommand("watch", "Print events as they come: ends of processes, groups and regions");
   verb->add_option("ADDRESS", options->addresses, "Regions to follow by name, also before they are there, or by @ID");
   verb->add_option("--group", options->group, "Reclaims of this group, until it has ended: NAME, UID:NAME or @ID")
       ->type_name("GROUP");
   verb->add_flag("--all-groups", options->all_groups, "Reclaims of all users, by the broker's admin socket");
   verb->add_flag("--jsonl", options->lines_of_json, "A JSON document in each line");
-  verb->add_option("-n,--count", options->most, "End after so many lines")->type_name("COUNT");
+  verb->add_option("-n,--count", options->most, "End after COUNT lines")->type_name("COUNT");
   add_common(*verb, options->common, false, true);
   return {verb, [options] { return run_watch(*options); }};
 }

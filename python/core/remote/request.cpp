@@ -131,7 +131,7 @@ PyMethodDef methods[] = {{"take", take_content, METH_NOARGS, nullptr},
                          {"answer_object", answer_object, METH_VARARGS, nullptr},
                          {"fail", fail, METH_VARARGS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
-PyType_Slot slots[] = {{Py_tp_doc, const_cast<char*>("What another worker asks.")},
+PyType_Slot slots[] = {{Py_tp_doc, const_cast<char*>("A request of another worker.")},
                        {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
                        {Py_tp_methods, methods},
                        {Py_tp_getset, properties},

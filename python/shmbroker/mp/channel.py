@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mpmc queue of the broker, in a pool of its own, as the processes of one program share it.
 
-Each process has one handle, with both ends unless it says which one it uses. No lock is shared: a process may be killed at any instruction, and the others
-go on. The pool goes with its last process; so what the dead have left is free, and messages nobody can take any more.
+Each process has one handle, with both ends unless it says which one it uses. No lock is shared: a process may be killed
+at any instruction, and the others go on. The pool goes with its last process. So the memory of the dead is free, and
+messages that no process can take any more go too.
 """
 from __future__ import annotations
 
@@ -219,7 +220,7 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def in_use() -> list[Any]:
-    """What a child that is forked now may look at."""
+    """The objects that a child that is forked now may look at."""
     return [channel.pool for channel in list(_channels)] + message.held()
 
 

@@ -21,7 +21,7 @@ _PATIENCE = 0.2  # seconds
 
 
 class Outgoing:
-    """What to give to `Queue.send`, and the arrays that go with it."""
+    """The arguments of `Queue.send`, and the arrays that go with them."""
 
     __slots__ = ("parts", "handed")
 

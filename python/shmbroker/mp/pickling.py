@@ -22,7 +22,7 @@ reducers: dict[type, Any] = {}  # of packages that are not to change ForkingPick
 
 
 class _Work(threading.local):
-    """What this thread pickles or unpickles now: reducers and rebuilding functions ask for it."""
+    """The message that this thread pickles or unpickles now. Reducers and rebuilding functions ask for it."""
 
     attached: list[Any] | None = None  # of a message in the making: parts behind its buffers
     session: Any = None  # of that message's queue

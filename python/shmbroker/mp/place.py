@@ -81,13 +81,13 @@ def call(name: str) -> None:
 
 
 def address() -> Address | None:
-    """What a child needs to be in the same group; None: no queue was made here, or its broker has gone."""
+    """The facts by which a child joins the same group; None: no queue was made here, or its broker has gone."""
     session = _places.get(_home) if _home is not None else None
     return _home if session is None or _answers(session) else None
 
 
 def variables() -> dict[str, str]:
-    """What tells this process where its broker is. A fork server has those of the time when it was started."""
+    """The variables by which this process finds its broker. A fork server has those of the time of its start."""
     return {name: value for name, value in os.environ.items() if name.startswith("SHMBROKER_")}
 
 

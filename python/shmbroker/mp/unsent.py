@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an unbounded queue has taken and its lane has no room for yet.
+"""The items that an unbounded queue has taken and its lane has no room for yet.
 
 A lane has a fixed number of cells, and `put` of an unbounded queue never waits for readers. So the rest stays with the
 process that put it, in order, and a thread sends it as room comes. There is no thread until then, and it ends when all is

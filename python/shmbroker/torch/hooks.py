@@ -28,7 +28,7 @@ def version() -> str:
 
 
 def missing() -> list[str]:
-    """What this torch has not, by name."""
+    """The names that this torch lacks."""
     wanted = [(torch, "UntypedStorage"), (torch, "frombuffer"), (_stock, "reductions")]
     kind = getattr(torch, "UntypedStorage", None)
     wanted += [(kind, name) for name in ("_new_shared", "share_memory_", "is_shared", "_new_with_weak_ptr", "_weak_ref",

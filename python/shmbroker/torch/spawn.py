@@ -69,7 +69,7 @@ def _begin(address: Any) -> None:
 
 
 class _ErrorQueue:
-    """What torch 1 has for each rank: it holds the traceback of a rank that raised."""
+    """The object that torch 1 has for each rank. It holds the traceback of a rank that raised."""
 
     def __init__(self, context: ProcessContext, number: int) -> None:
         self._context, self._number = context, number

@@ -230,7 +230,7 @@ def attached(identity: tuple[int, int, int], attach: Any) -> Any:
 
 
 def _keep(identity: tuple[int, int, int], storage: Any, size: int) -> None:
-    """What comes a second time stays, within bounds: it may come again."""
+    """A storage that comes a second time stays, within bounds, because it may come again."""
     gone = []  # storages end without the lock
     with _lock:
         if identity not in _came:

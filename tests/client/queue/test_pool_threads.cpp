@@ -161,8 +161,8 @@ struct Crowd {
       if (auto slot = of->acquire(turn % 2 == 0 ? 100 : 3000, kNoWait)) {
         write_pattern(slot->data, 100, static_cast<std::uint32_t>(turn));
         std::this_thread::yield();
-        findings.expect(is_pattern(slot->data, 100), "an own slot has changed");
-        findings.expect(of->release(*slot), "an own slot could not be released");
+        findings.expect(is_pattern(slot->data, 100), "a slot of this thread has changed");
+        findings.expect(of->release(*slot), "a slot of this thread could not be released");
       }
       findings.expect(of->facts(), "no facts");
       QueueSpec spec = queue_spec("aside-" + std::to_string(of->me().index()), Kind::mpmc, true, true, 8);

@@ -684,7 +684,7 @@ TEST_CASE("a session that only keeps its mapping is asked for it once, when no o
     CHECK(asked() == 1);
     REQUIRE(keeper.release(ref, 0, SHMBW_RELEASE_USED).status == Status::ok);
     CHECK(asked() == 1);
-    REQUIRE(keeper.release(ref, 0, SHMBW_RELEASE_KEPT).status == Status::ok);  // kept anew
+    REQUIRE(keeper.release(ref, 0, SHMBW_RELEASE_KEPT).status == Status::ok);  // kept again
     CHECK(asked() == 2);
   }
   SUBCASE("its last user dies") {

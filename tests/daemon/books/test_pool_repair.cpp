@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The repair of a pool on hand-made memory: each step D1 to D6 by itself, stopped after every line of work and begun
-// anew, with a second death in every gap, and with words in the control area that nobody writes who keeps to the rules.
+// again, with a second death in every gap, and with words in the control area that nobody writes who keeps to the
+// rules.
 #include <doctest/doctest.h>
 
 #include <cstring>

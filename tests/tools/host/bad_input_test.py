@@ -33,7 +33,7 @@ def in_a_mount_namespace(script, *words, **options):
 
 
 def screen(words, columns=80, rows=24, **environment):
-    """What the tool writes to a terminal of this size, and its exit status."""
+    """The output of the tool on a terminal of this size, and its exit status."""
     pid, terminal = pty.fork()
     if pid == 0:
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

@@ -16,7 +16,7 @@ def output(*words):
 
 
 def complete(script, line):
-    """What bash offers for the last word of `line`."""
+    """The words that bash offers for the last word of `line`."""
     words = line.split(" ")
     program = (f"source {script}; COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}; "
                "_shmbroker; printf '%s\\n' \"${COMPREPLY[@]}\"")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the host verbs share: a mount and IPC namespace with a /dev/shm of its own, so that every sum is
+"""Shared by the tests of the host verbs: a mount and IPC namespace with a /dev/shm of its own, so that every sum is
 known; the tool; things to plant; cases. A test file ends with sys.exit(inside.main(__file__)). Its arguments: TOOL SCHEMAS
 """
 import json

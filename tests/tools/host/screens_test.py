@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What people see: the verbs that look at the host on terminals of two sizes, with colour and without, and in a locale
-without UTF-8, captured by tmux and compared with screens/*.txt. SHMB_SCREENS=write writes those files anew.
+"""The screens that people see: the verbs that look at the host on terminals of two sizes, with colour and without, and
+in a locale without UTF-8, captured by tmux and compared with screens/*.txt. SHMB_SCREENS=write replaces those files.
 
 The processes live in a PID namespace of their own and have chosen numbers; ages have one digit; the kernel's count of
 all shared memory is a file that is bound over /proc/meminfo. Usage: screens_test.py TOOL SCHEMAS

@@ -32,7 +32,7 @@ CLIENTS = []
 
 
 def files_of_the_host():
-    """What packages and administrators change; not logs, dpkg's own tables and backups of the account files."""
+    """The files that packages and administrators change; no logs, tables of dpkg and backups of the account files."""
     found = set()
     for top in ("/etc", "/usr", "/var", "/lib"):
         for place, folders, files in os.walk(top):

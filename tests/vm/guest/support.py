@@ -62,7 +62,7 @@ def status(**options):
 
 
 def journal(since=None):
-    """What the service has logged, from a cursor on."""
+    """The log of the service, from a cursor on."""
     return good("journalctl", "-q", "-o", "cat", "--no-pager", "-u", "shmbroker.service", "-u", "shmbroker.socket",
                 *(["--after-cursor", since] if since else []))
 

@@ -123,7 +123,7 @@ def _bytes(text: str) -> bytes:
 
 
 def of_exception(error: BaseException) -> tuple[int, bytes, bytes, bytes, list[tuple[bytes, bytes]]]:
-    """What RemoteRequest.fail takes."""
+    """The arguments of RemoteRequest.fail."""
     causes, seen = [], {id(error)}
     behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while behind is not None and id(behind) not in seen and len(causes) < 64:

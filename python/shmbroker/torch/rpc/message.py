@@ -34,7 +34,7 @@ _reducers: dict[type, Callable[[Any], Any]] = {}
 
 
 class _Work(threading.local):
-    """What this thread packs or unpacks now: reducers and rebuilding functions ask for it."""
+    """The message that this thread packs or unpacks now. Reducers and rebuilding functions ask for it."""
 
     going: list[Any] | None = None
     arriving: Any = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What init_rpc is given: options as torch has them, and where the workers meet.
+"""The arguments of init_rpc: options as torch has them, and where the workers meet.
 
 Only the timeout, the meeting point and the number of threads count. The rest is about devices and transports, which
 memory of one host has none of.

@@ -118,7 +118,7 @@ class Packer:
 
 
 class Malformed(ValueError):
-    """What came is no plain value."""
+    """The bytes that came are no plain value."""
 
 
 _FIXED = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",

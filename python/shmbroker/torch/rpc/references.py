@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Value:
-    """What an owner keeps. `plain`: a worker of C++ asked for it, so it is sent as C++ reads it."""
+    """A value that its owner keeps. `plain`: a worker of C++ asked for it, so it is sent as C++ reads it."""
 
     __slots__ = ("value", "plain", "_snapshot", "_lent", "_lock")
 

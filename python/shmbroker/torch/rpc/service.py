@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this worker does for others. The threads of the library call serve() with one request each."""
+"""The service of this worker for others. The threads of the library call serve() with one request each."""
 from __future__ import annotations
 
 from typing import Any
