@@ -88,7 +88,7 @@ struct QueueEntry {
 };
 
 enum class LaneState : std::uint8_t { free, open, writer_gone, reader_gone };
-// writer_gone: its sender left, died or closed its end, and unread messages may be in it. reader_gone: line lanes only.
+// writer_gone: its sender left, died or closed its end, and unread messages may be in it. reader_gone: spsc lanes only.
 // Serials of lanes grow over the whole pool, so that of two lanes between the same two the older one is known.
 // A broadcast lane that is free again but has `cells` keeps its memory for the next writer of the same queue: a reader
 // that was about to join may still store its own position into it.
@@ -98,7 +98,7 @@ struct LaneEntry {
   std::uint32_t queue;               // index
   std::uint32_t queue_serial;
   std::uint32_t from, from_life;  // the sender
-  std::uint32_t to, to_life;      // line lanes: the receiver; else kNone, 0
+  std::uint32_t to, to_life;      // spsc lanes: the receiver; else kNone, 0
   std::uint32_t cells, cell_size;
   std::uint64_t offset;  // in the control area
 };
@@ -161,7 +161,7 @@ struct QueueWaiters {
 inline constexpr unsigned kPositionBits = 49;
 inline constexpr std::uint64_t kPositionMask = (std::uint64_t{1} << kPositionBits) - 1;
 enum class CellState : std::uint8_t { empty = 0, full = 1, busy = 2 };  // busy: broadcast only, being overwritten
-inline constexpr std::uint8_t kClaimedBy = 3;                           // claim lanes: 3 + participant
+inline constexpr std::uint8_t kClaimedBy = 3;                           // mpmc lanes: 3 + participant
 
 struct CellWord {
   std::uint64_t position = 0;  // the low 49 bits
@@ -319,7 +319,7 @@ class LaneView {
   unsigned shift_ = 6;
 };
 
-// Zeroes a lane's memory and gives its cells their first words (a claim lane's cell k opens as {k, empty}). The broker
+// Zeroes a lane's memory and gives its cells their first words (a mpmc lane's cell k opens as {k, empty}). The broker
 // does this before the lane is entered in the directory.
 void prepare_lane(std::byte* memory, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size);
 // The same in parts: `count` cells from `from` on; the part that begins with cell 0 prepares what stands before them.

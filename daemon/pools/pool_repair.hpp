@@ -92,7 +92,7 @@ KnownLane known_lane(const pool::View& view, std::uint32_t lane);
 // Whether any of these participants is attached to a broadcast lane. A fence comes first, against a participant that
 // joins (J3).
 bool attached(const pool::LaneView& lane, std::uint64_t participants);
-// Claim lanes: no cell is full or claimed.
+// Mpmc lanes: no cell is full or claimed.
 bool all_done(const pool::LaneView& lane);
 // The number of messages in the lane that wait for receivers, at most as many as it has cells.
 std::uint32_t unread(const pool::LaneView& lane, pool::QueueKind kind);

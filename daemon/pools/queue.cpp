@@ -226,7 +226,7 @@ Result<void> check_words(const Participant& caller, const shmbw_queue_open& wish
     if (!open_only) return error(Status::invalid, "a queue without a kind can only be opened (open_only)");
     return {};
   }
-  if (wish.kind > SHMBW_QUEUE_KIND_BROADCAST) return error(Status::invalid, "a queue is line, claim or broadcast");
+  if (wish.kind > SHMBW_QUEUE_KIND_BROADCAST) return error(Status::invalid, "a queue is spsc, mpmc or broadcast");
   if ((wish.flags & SHMBW_QUEUE_OPEN_DROP_OLDEST) != 0 && wish.kind != SHMBW_QUEUE_KIND_BROADCAST)
     return error(Status::invalid, "only a broadcast queue can drop its oldest messages");
   if ((wish.flags & SHMBW_QUEUE_OPEN_AT_LEAST_ONCE) != 0 && wish.kind != SHMBW_QUEUE_KIND_MPMC)
@@ -282,7 +282,7 @@ Result<void> may_open(Pool& pool, std::uint32_t queue, std::uint32_t participant
     if ((readers & bit(participant)) != 0)
       return error(Status::busy, "this session reads queue " + quoted(name) + " already");
     if (kind_of(entry) == QueueKind::spsc && readers != 0)
-      return error(Status::busy, "queue " + quoted(name) + " is a line and has its reader");
+      return error(Status::busy, "queue " + quoted(name) + " is spsc and has its reader");
   }
   if ((wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0) {
     if ((writers & bit(participant)) != 0)

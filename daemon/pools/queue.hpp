@@ -33,7 +33,7 @@ struct LaneBook {
     Region* region = nullptr;
     Charge charge;
   };
-  bool sender_finished = false, receiver_done = false;  // receiver_done: line lanes
+  bool sender_finished = false, receiver_done = false;  // receiver_done: spsc lanes
   std::uint64_t through = 0;                            // receivers of other kinds, one bit each
   std::map<std::uint64_t, Hold> holds;                  // regions that its messages name, by id
 };

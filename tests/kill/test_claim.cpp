@@ -196,7 +196,7 @@ TEST_CASE("claim: a consumer killed among others that take messages meanwhile ta
 TEST_CASE("claim: a consumer killed while it drains a lane whose producer has left loses nothing of it") {
   Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
-  cut_short(stage, {.name = "drain a claim lane",
+  cut_short(stage, {.name = "drain a mpmc lane",
                     .body =
                         [&](Self& self) {
                           auto in = self.open(stage.reads());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue whose consumers compete: one claim lane per life of a producer, cells {state, position}, claims by CAS,
+// A queue whose consumers compete: one mpmc lane per life of a producer, cells {state, position}, claims by CAS,
 // claims of the dead given back (D2), claims given back by the living (C7), messages that expire, taken back by their
 // sender (KX) or, for a dead one, by the broker (in D3), lanes recycled once every consumer is through with them.
 // Sequentially consistent. Each message goes to slot memory; a sent slot is the cell's alone until the cell is done.
@@ -633,47 +633,47 @@ void add(std::vector<Instance>& all, std::string variant, std::string name, Shap
 }  // namespace
 
 void add_claims(std::vector<Instance>& all) {
-  add<1, 2, 1, 1, 1>(all, "", "claim lane: 2 consumers, 2 messages, 1 cell, 1 slot, 1 kill",
-                     {.kills = 1, .messages = 2}, true);
-  add<1, 2, 2, 1, 2>(all, "", "claim lane: 2 consumers, 2 messages, 2 cells, claims given back, 1 kill",
+  add<1, 2, 1, 1, 1>(all, "", "mpmc lane: 2 consumers, 2 messages, 1 cell, 1 slot, 1 kill", {.kills = 1, .messages = 2},
+                     true);
+  add<1, 2, 2, 1, 2>(all, "", "mpmc lane: 2 consumers, 2 messages, 2 cells, claims given back, 1 kill",
                      {.kills = 1, .messages = 2, .gives_back = true}, true);
-  add<1, 2, 2, 1, 2>(all, "", "claim lane, at least once: 2 consumers, 2 messages, 2 cells, given back, 1 kill",
+  add<1, 2, 2, 1, 2>(all, "", "mpmc lane, at least once: 2 consumers, 2 messages, 2 cells, given back, 1 kill",
                      {.kills = 1, .messages = 2, .at_least_once = true, .keeps = false, .gives_back = true}, true);
-  add<1, 1, 1, 1, 1>(all, "", "claim lane, at least once: producer x 2 lives, consumer x 2 lives, 2 kills",
+  add<1, 1, 1, 1, 1>(all, "", "mpmc lane, at least once: producer x 2 lives, consumer x 2 lives, 2 kills",
                      {.lives = 2, .consumer_lives = 2, .kills = 2, .messages = 2, .at_least_once = true}, true);
-  add<1, 1, 1, 1, 1>(all, "", "claim lane: producer x 2 lives, consumer x 2 lives, 2 kills",
+  add<1, 1, 1, 1, 1>(all, "", "mpmc lane: producer x 2 lives, consumer x 2 lives, 2 kills",
                      {.lives = 2, .consumer_lives = 2, .kills = 2, .messages = 2}, true);
-  add<1, 1, 1, 1, 1>(all, "", "claim lane, expiring: producer x 2 lives, consumer x 2 lives, 2 kills",
+  add<1, 1, 1, 1, 1>(all, "", "mpmc lane, expiring: producer x 2 lives, consumer x 2 lives, 2 kills",
                      {.lives = 2, .consumer_lives = 2, .kills = 2, .messages = 2, .expiring = true}, true);
-  add<1, 2, 1, 1, 2>(all, "", "claim lane, expiring: 2 consumers, 2 messages, 2 cells, 1 kill",
+  add<1, 2, 1, 1, 2>(all, "", "mpmc lane, expiring: 2 consumers, 2 messages, 2 cells, 1 kill",
                      {.kills = 1, .messages = 2, .expiring = true}, true);
-  add<1, 1, 1, 1, 1>(all, "", "claim lane, D4 before D2: consumer x 2 lives, 2 kills",
+  add<1, 1, 1, 1, 1>(all, "", "mpmc lane, D4 before D2: consumer x 2 lives, 2 kills",
                      {.consumer_lives = 2, .kills = 2, .messages = 2, .sweep_first = true}, true);
-  add<1, 2, 2, 1, 2>(all, "", "claim lane: 2 consumers x 2 lives, 3 messages, 2 cells, 2 kills",
+  add<1, 2, 2, 1, 2>(all, "", "mpmc lane: 2 consumers x 2 lives, 3 messages, 2 cells, 2 kills",
                      {.consumer_lives = 2, .kills = 2, .messages = 3}, false, true);
-  add<1, 2, 2, 1, 2>(all, "", "claim lane, at least once: 2 consumers x 2 lives, 2 messages, 2 cells, 2 kills",
+  add<1, 2, 2, 1, 2>(all, "", "mpmc lane, at least once: 2 consumers x 2 lives, 2 messages, 2 cells, 2 kills",
                      {.consumer_lives = 2, .kills = 2, .messages = 2, .at_least_once = true, .gives_back = true}, false,
                      true);
-  add<1, 3, 1, 1, 2>(all, "", "claim lane: 3 consumers, 2 messages, 2 cells, 2 kills", {.kills = 2, .messages = 2},
+  add<1, 3, 1, 1, 2>(all, "", "mpmc lane: 3 consumers, 2 messages, 2 cells, 2 kills", {.kills = 2, .messages = 2},
                      false, true);
-  add<2, 1, 2, 2, 1>(all, "", "claim lane: 2 producers, consumer x 2 lives, 1 kill",
+  add<2, 1, 2, 2, 1>(all, "", "mpmc lane: 2 producers, consumer x 2 lives, 1 kill",
                      {.consumer_lives = 2, .kills = 1, .messages = 2}, false, true);
 
-  const std::string name = "claim lane";
+  const std::string name = "mpmc lane";
   add<1, 2, 1, 1, 1>(all, "V20", name, {.messages = 2, .at_least_once = true, .broken = Broken::V20});
   add<1, 1, 1, 1, 1>(all, "V21", name, {.messages = 2, .broken = Broken::V21});
   add<1, 1, 1, 1, 1>(all, "V22", name, {.consumer_lives = 2, .kills = 1, .messages = 2, .broken = Broken::V22});
   add<1, 2, 2, 1, 2>(all, "V23", name, {.kills = 1, .messages = 2, .broken = Broken::V23});
   add<1, 2, 1, 1, 1>(all, "V24", name, {.kills = 1, .messages = 1, .broken = Broken::V24});
-  add<1, 2, 1, 1, 1>(all, "M1", "claim lane: a consumer is through while another still has a claim",
+  add<1, 2, 1, 1, 1>(all, "M1", "mpmc lane: a consumer is through while another still has a claim",
                      {.kills = 1, .messages = 1, .broken = Broken::through_too_early});
-  add<1, 2, 1, 1, 1>(all, "M2", "claim lane: recycled when all cells are done, its consumers not asked",
+  add<1, 2, 1, 1, 1>(all, "M2", "mpmc lane: recycled when all cells are done, its consumers not asked",
                      {.lives = 2, .messages = 1, .broken = Broken::recycled_unasked});
-  add<1, 2, 1, 1, 1>(all, "M16", "claim lane: the application reads in place, and the cell is done afterwards",
+  add<1, 2, 1, 1, 1>(all, "M16", "mpmc lane: the application reads in place, and the cell is done afterwards",
                      {.kills = 1, .messages = 1, .broken = Broken::shown_when_claimed});
-  add<1, 2, 1, 1, 1>(all, "M17", "claim lane: the application has the slot before the cell is done",
+  add<1, 2, 1, 1, 1>(all, "M17", "mpmc lane: the application has the slot before the cell is done",
                      {.kills = 1, .messages = 1, .broken = Broken::shown_with_bit});
-  add<1, 1, 1, 1, 1>(all, "M18", "claim lane: a slot is taken out of a message that has given it back",
+  add<1, 1, 1, 1, 1>(all, "M18", "mpmc lane: a slot is taken out of a message that has given it back",
                      {.messages = 2, .broken = Broken::taken_twice});
 }
 }  // namespace shmb::model

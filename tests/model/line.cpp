@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pool and line lanes: acquire, send, borrow, keep, forward, return, drop, both ends' death, repair, indices and lane
-// memory used again. Sequentially consistent: line lanes are message passing, nothing here is store-then-load.
+// Pool and spsc lanes: acquire, send, borrow, keep, forward, return, drop, both ends' death, repair, indices and lane
+// memory used again. Sequentially consistent: spsc lanes are message passing, nothing here is store-then-load.
 //
 // Each participant is a small machine: idle, it may begin any operation its budget allows; each case of `pc` is one
 // atomic step with the private work that follows it. Guarded: I1, I2, I3, I4, I5, I6, I8 of docs/pool-model.md.
@@ -669,17 +669,17 @@ void add_lines(std::vector<Instance>& all) {
                   {.lives = 2, .kills = 2, .fresh = 3, .producers = 3, .counted = true}, true);
   add<3, 2, 1, 1>(all, "", "pool alone, free slots counted: 3 indices, 2 slots, 1 kill",
                   {.kills = 1, .fresh = 3, .producers = 7, .counted = true}, true);
-  add<2, 1, 2, 1>(all, "", "line lane, free slots counted: 2 indices x 2 lives, 1 slot, 1 cell, 1 kill",
+  add<2, 1, 2, 1>(all, "", "spsc lane, free slots counted: 2 indices x 2 lives, 1 slot, 1 cell, 1 kill",
                   {.lives = 2, .kills = 1, .fresh = 2, .refs = 1, .producers = 3, .counted = true, .queues = there},
                   true);
-  add<2, 2, 2, 2>(all, "", "line lane: 2 indices x 2 lives, 2 slots, 2 cells, 1 kill",
+  add<2, 2, 2, 2>(all, "", "spsc lane: 2 indices x 2 lives, 2 slots, 2 cells, 1 kill",
                   {.lives = 2, .kills = 1, .fresh = 2, .sends = 2, .refs = 1, .queues = there}, true);
-  add<2, 1, 2, 2>(all, "", "line lane: 2 indices x 2 lives, 1 slot, 2 cells, slot sent three times, 2 kills",
+  add<2, 1, 2, 2>(all, "", "spsc lane: 2 indices x 2 lives, 1 slot, 2 cells, slot sent three times, 2 kills",
                   {.lives = 2, .kills = 2, .fresh = 2, .sends = 3, .queues = there}, true);
-  add<2, 2, 2, 2>(all, "", "line lane, expiring: 2 indices x 2 lives, 2 slots, 2 cells, 1 kill",
+  add<2, 2, 2, 2>(all, "", "spsc lane, expiring: 2 indices x 2 lives, 2 slots, 2 cells, 1 kill",
                   {.lives = 2, .kills = 1, .fresh = 2, .sends = 2, .refs = 1, .expiring = true, .queues = there}, true);
   add<2, 1, 2, 2>(
-      all, "", "line lane, expiring: 2 indices x 2 lives, 1 slot, who reads may leave at any time, 2 kills",
+      all, "", "spsc lane, expiring: 2 indices x 2 lives, 1 slot, who reads may leave at any time, 2 kills",
       {.lives = 2, .kills = 2, .fresh = 2, .sends = 2, .leave_early = true, .expiring = true, .queues = there}, true);
   add<2, 1, 2, 2>(
       all, "", "lanes there and back: 2 indices x 2 lives, 1 slot, 1 kill",
@@ -692,7 +692,7 @@ void add_lines(std::vector<Instance>& all) {
                   {.lives = 2, .kills = 3, .fresh = 4, .producers = 7}, true, true);
   add<3, 2, 1, 1>(all, "", "pool alone, free slots counted: 3 indices, 2 slots, 4 acquisitions, 2 kills",
                   {.kills = 2, .fresh = 4, .producers = 7, .counted = true}, true, true);
-  add<2, 2, 2, 2>(all, "", "line lane: 2 indices x 2 lives, 2 slots, 2 cells, 3 kills",
+  add<2, 2, 2, 2>(all, "", "spsc lane: 2 indices x 2 lives, 2 slots, 2 cells, 3 kills",
                   {.lives = 2, .kills = 3, .fresh = 2, .sends = 2, .queues = there}, false, true);
   add<2, 1, 2, 2>(
       all, "", "lanes there and back: 2 indices x 2 lives, 1 slot, 2 kills",
@@ -714,7 +714,8 @@ void add_lines(std::vector<Instance>& all) {
   add<2, 1, 2, 2>(all, "V8", two,
                   {.lives = 2, .kills = 1, .fresh = 2, .producers = 3, .broken = Broken::V8, .queues = there});
   add<2, 1, 2, 2>(all, "V9", two, {.fresh = 2, .broken = Broken::V9, .queues = there});
-  add<2, 1, 2, 2>(all, "M10", two + ": the sender of a line takes back what is too old, as that of a claim lane does",
+  add<2, 1, 2, 2>(all, "M10",
+                  two + ": the sender of a spsc lane takes back what is too old, as that of a mpmc lane does",
                   {.fresh = 2, .sends = 2, .expiring = true, .broken = Broken::sender_expires, .queues = there});
   add<2, 1, 2, 2>(all, "M11", two + ": what is too old is passed over without R4",
                   {.sends = 2, .expiring = true, .broken = Broken::untold, .queues = there});

@@ -192,7 +192,7 @@ TEST_CASE("with both ends dead a lane is free at once and its memory is clean fo
   CHECK(lane_words(scene.view(), 0).cell(0).word.load() == 0);
 }
 
-TEST_CASE("a claim lane of a dead producer waits for consumers, also later ones, until all is done") {
+TEST_CASE("a mpmc lane of a dead producer waits for consumers, also later ones, until all is done") {
   Scene scene;
   auto queue = opened(queue_open(scene.writer, scene.id, "jobs", {kClaim, kWriter}));
   const pool::LaneView lane = lane_words(scene.view(), queue.lane);
