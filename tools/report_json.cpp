@@ -139,21 +139,6 @@ Json group_json(const GroupRow& row) {
               {"keep_seconds", keep_json(record.keep)}};
 }
 
-Json session_json(const SessionRow& row) {
-  const shmbw_session_record& record = row.record;
-  return Json{{"session", record.session},
-              {"group_id", record.group},
-              {"uid", record.uid},
-              {"pid", record.pid == 0 ? Json(nullptr) : Json(record.pid)},
-              {"state", session_state_text(record.state)},
-              {"leases", record.leases},
-              {"watches", record.watches},
-              {"in_flight", record.in_flight},
-              {"connected", time_json(record.connected)},
-              {"end_seen_by_pidfd", (record.death_by & 2) != 0},
-              {"program", row.library}};
-}
-
 Json lease_json(const LeaseRow& row) {
   const shmbw_lease_record& record = row.record;
   return Json{{"region", id_json(record.region)},

@@ -19,7 +19,6 @@ std::string dump(const Json& json);
 
 Json region_json(const RegionRow& row);
 Json group_json(const GroupRow& row);
-Json session_json(const SessionRow& row);
 Json lease_json(const LeaseRow& row);
 Json ticket_json(const TicketRow& row);
 Json pool_json(const PoolRow& row);

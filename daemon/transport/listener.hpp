@@ -24,8 +24,7 @@ class Listener final : private Waiter, private Timer {
   Listener(Transport& transport, Fd socket, bool admin, std::uint64_t highest);
   ~Listener();
   Sys<void> start();
-  void resume();  // a descriptor was freed
-  bool paused() const { return paused_; }
+  void resume();         // a descriptor was freed
   bool someone_waits();  // asks the kernel
 
  private:

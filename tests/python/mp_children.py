@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions that child processes of the test_mp_*.py run: importable under its own name for spawn and forkserver."""
 import os
-import pickle
 import signal
 import sys
 import time
@@ -242,11 +241,3 @@ class ForksInPickle:
         if child == 0:
             os._exit(7)
         return os.waitstatus_to_exitcode, (os.waitpid(child, 0)[1],)
-
-
-def main_module_name(told):
-    told.put(sys.modules["__main__"].__name__)
-
-
-def unpickle(data):
-    return pickle.loads(data)

@@ -292,10 +292,6 @@ def print_lines(rank):
     print(f"err of {rank}", file=sys.stderr)
 
 
-def loaded_modules(rank):
-    return sorted(sys.modules)
-
-
 def describe(rank, queue):
     parent = multiprocessing.parent_process()
     here = multiprocessing.current_process()

@@ -3,7 +3,6 @@
 """tools/check-style in a small repository of its own: what it says of a wrong file, and of a program that is missing.
 Usage: check_style_test.py TOOLS
 """
-import os
 import shutil
 import subprocess
 import sys

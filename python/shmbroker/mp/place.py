@@ -12,10 +12,6 @@ import threading
 
 from .. import _core, errors
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 SMALL = 4096  # bytes; smaller buffers stay in the pickle
 SLOT = 1 << 20  # bytes; a larger buffer goes as a region
 

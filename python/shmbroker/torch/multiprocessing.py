@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.multiprocessing as _stock
 
-from ..mp import channel as _channel
 from ..mp import context as _mp_context
 from ..mp import pickling as _pickling
 from ..mp import process as _process

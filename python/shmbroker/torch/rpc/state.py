@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 from ... import _core
-from .options import DEFAULT_RPC_TIMEOUT_SEC
 
 NOT_INITIALIZED = "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first."
 
@@ -97,7 +96,3 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-def default_timeout() -> float:
-    return _world.timeout if _world is not None else DEFAULT_RPC_TIMEOUT_SEC
