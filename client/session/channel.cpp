@@ -19,6 +19,7 @@
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
 #include "client/session/closed.hpp"
+#include "client/session/hurry.hpp"
 #include "client/session/late_reply.hpp"
 #include "client/session/packet_fields.hpp"
 #include "proto/refusal.hpp"
@@ -350,6 +351,7 @@ Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadli
 Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subscription* subscription,
                             std::span<const int> descriptors) {
   if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
+  if (Hurry::on()) deadline = Deadline::now();
   Lock lock(mutex_);
   if (lost_) return lost_error();
   Call mine;

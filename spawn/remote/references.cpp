@@ -94,16 +94,18 @@ void References::let_go(Reference& reference) {
     (void)client::release_forks(*place_.session, place_.world, std::span(&reference.fork, 1), Deadline::after(0));
 }
 
-void References::let_go_of_all() {
+bool References::let_go_of_all() {
   std::vector<RefId> forks;
   {
     const std::lock_guard lock(monitor_.mutex());
     if (!life_.lost()) forks.assign(forks_.begin(), forks_.end());
     forks_.clear();
   }
-  if (forks.empty()) return;
+  if (forks.empty()) return true;
   (void)client::release_forks(*place_.session, place_.world, forks, Deadline::after(0));
-  (void)place_.session->ping(Deadline::after(0));  // answered behind it: from here on they are out of the table
+  // answered behind it: from here on they are out of the table
+  const auto answered = place_.session->ping(Deadline::after(0));
+  return answered || answered.error().status != Status::deadline;
 }
 
 // ---------------------------------------------------------------- to others and from them
@@ -370,12 +372,16 @@ Result<std::uint64_t> References::count_users() const {
   return users;
 }
 
-std::uint32_t References::count_leaks(Deadline deadline) const {
+std::uint32_t References::count_leaks(Deadline deadline, bool& answers) const {
   std::uint32_t leaks = 0;
   for (const RefId id : value_ids_now()) {
     auto facts = client::ask_reference(*place_.session, place_.world, id, false, deadline);
-    if (facts) leaks += facts->users != 0;
-    else if (facts.error().status != Status::not_found) break;
+    if (facts) {
+      leaks += facts->users != 0;
+    } else if (facts.error().status != Status::not_found) {
+      answers = answers && facts.error().status != Status::deadline;
+      break;
+    }
   }
   return leaks;
 }

@@ -55,7 +55,7 @@ class References {
   Result<void> usable(const Reference& reference, const char* what) const;
   Result<void> usable_here(const Reference& reference) const;  // and its value is this worker's own
   void let_go(Reference& reference);
-  void let_go_of_all();
+  bool let_go_of_all();  // false: the broker does not answer
   bool owned_here(const Known& known) const { return known.owner == place_.rank && known.owner_life == place_.life; }
 
   // On their way to others and from them, without the lock. Forks that are booked for a message that does not leave are
@@ -95,7 +95,8 @@ class References {
 
   // Asks the broker about each value. Without the lock.
   Result<std::uint64_t> count_users() const;
-  std::uint32_t count_leaks(client::Deadline deadline) const;  // until the broker does not answer
+  // Until the broker leaves a question unanswered: then `answers` is false.
+  std::uint32_t count_leaks(client::Deadline deadline, bool& answers) const;
 
  private:
   std::shared_ptr<Known> known(RefId id, std::uint32_t owner, std::uint32_t owner_life);

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "client/session/hurry.hpp"
 #include "spawn/face/torch_words.hpp"
 
 namespace shmb::remote {
@@ -26,14 +27,21 @@ Shutdown::Ended Shutdown::run(const ShutdownRequest& wish) {
   Ended out;
   out.error = begin();
   if (out.error) return out;
-  if (!wish.local) meet_all(wish, out);
+  bool answers = true;  // the broker
+  if (!wish.local) meet_all(wish, out, answers);
   if (life_.forked()) return out;  // a function that ran meanwhile did it, and returned in the child
   Remains remains;
   if (!close(remains)) return out;
   remains.requests.clear();
   remains.objects.clear();
   remains.values.clear();
-  if (!remains.lost) (void)client::leave_world(*place_.session, place_.world, Deadline::after(0));
+  if (!remains.lost) {
+    const client::Hurry hurry(!answers);
+    const auto left = client::leave_world(*place_.session, place_.world, Deadline::after(0));
+    answers = left || left.error().status != Status::deadline;
+  }
+  const client::Hurry hurry(!answers);
+  remains.inbox.reset();  // its queues to all workers ask the broker one after the other
   return out;
 }
 
@@ -47,7 +55,7 @@ std::optional<Error> Shutdown::begin() {
   return std::nullopt;
 }
 
-void Shutdown::meet_all(const ShutdownRequest& wish, Ended& out) {
+void Shutdown::meet_all(const ShutdownRequest& wish, Ended& out, bool& answers) {
   const Deadline deadline = Deadline::after(wish.timeout, kShutdownTimeout);
   out.error = meet(1, deadline);
   if (life_.forked()) return;
@@ -55,9 +63,12 @@ void Shutdown::meet_all(const ShutdownRequest& wish, Ended& out) {
     const std::lock_guard lock(monitor_.mutex());
     life_.leave();
   }
-  if (!wish.keep_references) references_.let_go_of_all();
+  if (!wish.keep_references) answers = references_.let_go_of_all();
   if (!out.error) out.error = meet(2, deadline);
-  out.leaks = references_.count_leaks(Deadline::after(0));
+  {
+    const client::Hurry hurry(!answers);
+    out.leaks = references_.count_leaks(Deadline::after(0), answers);
+  }
   if (!out.error) out.error = meet(3, deadline);
   if (!life_.forked() && !out.error && out.leaks != 0 && wish.report_leaks)
     out.error = Error{Status::leaking, 0, {}, torch_words::leaking(out.leaks)};

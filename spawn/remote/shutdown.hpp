@@ -8,6 +8,7 @@
 //
 // Then, and at once in a local shutdown, the worker closes. Waiting calls fail, the leading thread returns, values are
 // destroyed, and the worker leaves the world at the broker. After that only handles are destroyed.
+// If the broker leaves one request of the end unanswered, the answers to the others are not waited for.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +54,7 @@ class Shutdown {
  private:
   struct Remains;
   std::optional<Error> begin();
-  void meet_all(const ShutdownRequest& wish, Ended& out);
+  void meet_all(const ShutdownRequest& wish, Ended& out, bool& answers);
   std::optional<Error> meet(std::uint64_t phase, client::Deadline deadline);
   bool idle() const;
   std::string why_late() const;
