@@ -7,6 +7,7 @@
 #include <atomic>
 #include <charconv>
 
+#include "base/mapping.hpp"
 #include "base/sys_file.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
@@ -100,6 +101,13 @@ bool is_directory(const std::string& path) {
   return facts && facts->is_directory;
 }
 
+// Our path below the mount. In a container it may name a directory that only the host sees: then it is the top.
+std::string visible_path(const Hierarchy& hierarchy, const std::string& root) {
+  std::string own = hierarchy.own == "/" ? "" : hierarchy.own;
+  if (own.find("..") != std::string::npos || !is_directory(root + hierarchy.mount + own)) own.clear();
+  return own;
+}
+
 std::optional<CgroupRoom> room_at(const std::string& directory, const Layout& layout, const std::string& prefix) {
   const auto limit = leading_number(read_text(directory + "/" + layout.limit));
   // Version 1 says "no limit" with a number near 2^63, rounded down to pages.
@@ -131,12 +139,16 @@ std::atomic<std::uint64_t> looked_after_forks{0};
 
 }  // namespace
 
+std::string own_cgroup(const std::string& root) {
+  for (const Hierarchy& hierarchy : hierarchies(root))
+    if (hierarchy.layout == &kVersion2) return root + hierarchy.mount + visible_path(hierarchy, root);
+  return {};
+}
+
 std::vector<CgroupRoom> cgroup_rooms(const std::string& root) {
   std::vector<CgroupRoom> rooms;
   for (const Hierarchy& hierarchy : hierarchies(root)) {
-    std::string own = hierarchy.own == "/" ? "" : hierarchy.own;
-    // In a container this path may name a directory that only the host sees. Then the top of the mount is the limit.
-    if (own.find("..") != std::string::npos || !is_directory(root + hierarchy.mount + own)) own.clear();
+    std::string own = visible_path(hierarchy, root);
     for (;;) {
       if (auto room = room_at(root + hierarchy.mount + own, *hierarchy.layout, root)) rooms.push_back(std::move(*room));
       if (own.empty()) break;
@@ -152,6 +164,34 @@ std::optional<std::uint64_t> host_room(const std::string& root) {
   if (!available || !total) return std::nullopt;
   const std::uint64_t reserve = *total / 20;
   return *available > reserve ? (*available - reserve) * 1024 : 0;
+}
+
+Error reserve_too_small(std::uint64_t bytes, const std::string& root) {
+  const std::string info = read_text(root + "/proc/meminfo");
+  const auto pages = [&](std::string_view key) { return line_value(info, key).value_or(0) * kHugePage; };
+  const std::uint64_t total = pages("HugePages_Total"), free = pages("HugePages_Free");
+  const std::uint64_t promised = std::min(free, pages("HugePages_Rsvd"));
+  return no_room("the host's reserve of hugetlb pages", SHMBW_SCOPE_HOST, bytes, total, total - free + promised,
+                 free - promised, "raise vm.nr_hugepages, or create the region without hugetlb")
+      .error();
+}
+
+Result<void> check_node_room(std::uint32_t node, std::uint64_t bytes, bool hugetlb, const std::string& root) {
+  const std::string number = std::to_string(node);
+  const std::string info = read_text(root + "/sys/devices/system/node/node" + number + "/meminfo");
+  const auto value = [&](const char* key) { return line_value(info, "Node " + number + " " + key); };
+  const auto total = value(hugetlb ? "HugePages_Total" : "MemTotal"),
+             free = value(hugetlb ? "HugePages_Free" : "MemFree");
+  if (!total || !free) return {};
+  const std::uint64_t unit = hugetlb ? kHugePage : 1024;
+  // Clean pages of files are dropped first.
+  const std::uint64_t files = hugetlb ? 0 : value("Active(file)").value_or(0) + value("Inactive(file)").value_or(0);
+  const std::uint64_t room = std::min(*total, *free + files) * unit;
+  if (room >= bytes) return {};
+  return no_room("NUMA node " + number, SHMBW_SCOPE_HOST, bytes, *total * unit, *total * unit - room, room,
+                 hugetlb ? "raise the number of pages in /sys/devices/system/node/node" + number +
+                               "/hugepages/hugepages-2048kB/nr_hugepages, or take another node"
+                         : "free memory on it or take another node");
 }
 
 Result<void> check_headroom_at(const std::string& root, std::uint64_t bytes, std::uint64_t* room) {

@@ -28,6 +28,9 @@ struct CgroupRoom {
 // `root` is put before every path (tests lay out a tree of their own).
 std::vector<CgroupRoom> cgroup_rooms(const std::string& root = {});
 
+// The folder of this process' own cgroup of version 2, as it is visible here. Empty: there is none.
+std::string own_cgroup(const std::string& root = {});
+
 // MemAvailable less 5 % of MemTotal. nullopt: /proc/meminfo does not say.
 std::optional<std::uint64_t> host_room(const std::string& root = {});
 
@@ -38,6 +41,13 @@ Result<void> check_headroom(std::uint64_t bytes);
 // that is being freed. The refusal says how much that was. Local sessions have no such memory.
 Result<void> find_headroom(Session& session, std::uint64_t bytes, Deadline deadline);
 Result<void> check_headroom_at(const std::string& root, std::uint64_t bytes, std::uint64_t* room = nullptr);
+
+// no_memory for `bytes` of hugetlb pages of 2 MiB, with the numbers of the host's reserve as they are now.
+Error reserve_too_small(std::uint64_t bytes, const std::string& root = {});
+
+// The same for one NUMA node, before memory is bound to it: beyond its room the kernel would kill. Pages of its
+// reserve, if `hugetlb`. A node that the host does not describe has room: the kernel then says what is wrong with it.
+Result<void> check_node_room(std::uint32_t node, std::uint64_t bytes, bool hugetlb, const std::string& root = {});
 
 // vm.overcommit_memory=2: a store to a page over the commit limit is SIGBUS, so nothing may stay unpopulated.
 bool strict_overcommit();

@@ -40,9 +40,10 @@ std::vector<pid_t> Tree::skip() const {
 }
 
 bool Tree::reap(const std::function<void(const sys::ChildExit&)>& ended) {
+  others_left_ = false;
   for (;;) {
     auto child = sys::wait_any(false);
-    if (!child) return false;  // ECHILD
+    if (!child) return others_left({});  // ECHILD
     if (!*child) break;
     known_.erase((*child)->pid);
     ended(**child);
@@ -51,7 +52,14 @@ bool Tree::reap(const std::function<void(const sys::ChildExit&)>& ended) {
   const std::vector<pid_t> ignored = skip();
   if (ignored.empty()) return true;
   auto ours = children(::getpid(), ignored);
-  return !ours || !ours->empty();
+  if (!ours || !ours->empty()) return true;
+  return others_left(ignored);
+}
+
+// Only somebody else can have put them there. They belong to the job then.
+bool Tree::others_left(std::span<const pid_t> ignored) {
+  cgroup_.spare(ignored);
+  return others_left_ = cgroup_.populated();
 }
 
 std::vector<Process> Tree::left() const {
@@ -104,6 +112,8 @@ int Tree::step() {
   const std::int64_t now = sys::now_monotonic();
   if (now >= *next_pass_) {
     const int kill[] = {SIGKILL};
+    if (cgroup_) cgroup_.spare(skip());
+    cgroup_.kill();
     signal_all(kill);
     next_pass_ = now + pause_;
     pause_ = std::min(pause_ * 2, kLongestPause);

@@ -54,14 +54,16 @@ std::string left_behind(const std::vector<Process>& left, bool ending) {
 
 class Overseer {
  public:
-  Overseer(const Plan& plan, Reporter& reporter, Signals& signals, int guard_socket, pid_t guard, Parent parent)
+  Overseer(const Plan& plan, Reporter& reporter, Signals& signals, int guard_socket, pid_t guard, Parent parent,
+           JobCgroup& cgroup)
       : plan_(plan),
         reporter_(reporter),
         signals_(signals),
         guard_socket_(guard_socket),
         guard_(guard),
         parent_(parent),
-        tree_([&reporter] { return reporter.bystanders(); }),
+        cgroup_(cgroup),
+        tree_([&reporter] { return reporter.bystanders(); }, cgroup),
         store_(plan.nprocs, plan.rank(0),
                [this](std::int32_t local, std::uint64_t tag, Status status, const std::string& payload) {
                  ranks_[static_cast<std::size_t>(local)].link.send(Op::reply, tag, payload,
@@ -81,6 +83,7 @@ class Overseer {
       look_at_what_is_left();
       wait_and_act();
     }
+    cgroup_.remove();
     reporter_.tree_gone();
     (void)deliver(parent_.socket, verdict());
     finish_output();
@@ -111,6 +114,7 @@ class Overseer {
     setting.descriptors = room;
     setting.failures = write_end.get();
     setting.master_port = plan_.master_port;
+    setting.cgroup = &cgroup_;
     setting.forget = [this] { forget(); };
     if (plan_.rank_variables && plan_.master_port == 0) {
       auto port = free_port();
@@ -197,6 +201,7 @@ class Overseer {
     if (parent_.socket >= 0) ::close(parent_.socket);
     if (parent_.pidfd >= 0) ::close(parent_.pidfd);
     relay_ = {};
+    cgroup_.forget();
     reporter_.forget();
   }
 
@@ -235,8 +240,16 @@ class Overseer {
   }
 
   void close_others() {
-    std::vector<int> kept{
-        0, 1, 2, guard_socket_, signals_.fd(), order_.get(), guard_pidfd_.get(), parent_.socket, parent_.pidfd};
+    std::vector<int> kept{0,
+                          1,
+                          2,
+                          guard_socket_,
+                          signals_.fd(),
+                          order_.get(),
+                          guard_pidfd_.get(),
+                          parent_.socket,
+                          parent_.pidfd,
+                          cgroup_.events()};
     for (const Rank& rank : ranks_)
       for (const int fd : {rank.pidfd.get(), rank.link.fd(), rank.out.get(), rank.err.get()}) kept.push_back(fd);
     for (const int fd : reporter_.descriptors()) kept.push_back(fd);
@@ -281,6 +294,7 @@ class Overseer {
     watch(failures_.get(), POLLIN);
     watch(order_.get(), POLLIN);
     watch(zygote_.link.fd(), zygote_.link.events());
+    watch(tree_.others(), POLLPRI);
     const std::size_t first = polled_.size();
     watched_.clear();
     for (Rank& rank : ranks_) {
@@ -761,6 +775,7 @@ class Overseer {
   int guard_socket_;
   pid_t guard_;
   Parent parent_;
+  JobCgroup& cgroup_;
   Tree tree_;
   std::vector<Rank> ranks_;
   Rank zygote_;
@@ -792,8 +807,8 @@ class Overseer {
 }  // namespace
 
 void oversee(const Plan& plan, Reporter& reporter, Signals& signals, int guard_socket, pid_t guard, Parent parent,
-             pid_t job_group) {
-  Overseer(plan, reporter, signals, guard_socket, guard, parent).run(job_group);
+             pid_t job_group, JobCgroup& cgroup) {
+  Overseer(plan, reporter, signals, guard_socket, guard, parent, cgroup).run(job_group);
 }
 
 }  // namespace shmb::spawn

@@ -26,6 +26,7 @@
 
 #include <sys/types.h>
 
+#include "spawn/ranks/job_cgroup.hpp"
 #include "spawn/ranks/process_pair.hpp"
 #include "spawn/ranks/supervisor.hpp"
 
@@ -33,6 +34,6 @@ namespace shmb::spawn {
 
 // Returns when the tree is gone and guard and parent have been notified.
 void oversee(const Plan& plan, Reporter& reporter, Signals& signals, int guard_socket, pid_t guard, Parent parent,
-             pid_t job_group);
+             pid_t job_group, JobCgroup& cgroup);
 
 }  // namespace shmb::spawn

@@ -222,7 +222,7 @@ Sys<std::uint16_t> free_port() {
 
 Sys<pid_t> start_rank(const Plan& plan, const Rank& rank, RankEnds& ends, const RankSetting& setting) {
   const pid_t supervisor = ::getpid();
-  const pid_t pid = ::fork();
+  const pid_t pid = setting.cgroup->fork(plan.method != Method::fork);
   if (pid < 0) return sys_error(errno);
   if (pid == 0) become_rank(plan, rank.local, ends, setting, supervisor);
   return pid;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/sys_process.hpp"
+#include "spawn/ranks/job_cgroup.hpp"
 #include "spawn/ranks/link.hpp"
 #include "spawn/ranks/plan.hpp"
 #include "spawn/ranks/verdict.hpp"
@@ -55,7 +56,8 @@ struct RankSetting {
   std::vector<RankEnds>* zygote_gives = nullptr;  // role zygote: the ends of all ranks
   sys::FdLimit descriptors;                       // to be restored; 0: as it is
   std::uint16_t master_port = 0;
-  std::function<void()> forget;  // closes the supervisor's own descriptors (method fork)
+  const JobCgroup* cgroup = nullptr;  // of the job; perhaps empty
+  std::function<void()> forget;       // closes the supervisor's own descriptors (method fork)
 };
 
 // Makes the channel and the pipes of a rank. Returns the rank's ends.

@@ -27,7 +27,7 @@ namespace {
 constexpr std::size_t kBriefFailures = 2;
 
 [[noreturn]] void become_supervisor(const Plan& plan, Reporter& reporter, Signals& signals, int socket, pid_t guard,
-                                    Parent parent) noexcept {
+                                    Parent parent, JobCgroup& cgroup) noexcept {
   // A process group of its own: `kill -9 %1` in a shell hits guard and ranks, and leaves the supervisor to end the
   // rest. In the background it may still write to the terminal, because SIGTTOU is blocked (termios(3)).
   const pid_t job_group = ::getpgrp();
@@ -37,20 +37,21 @@ constexpr std::size_t kBriefFailures = 2;
   ::sigemptyset(&terminal_output);
   ::sigaddset(&terminal_output, SIGTTOU);
   ::sigprocmask(SIG_BLOCK, &terminal_output, nullptr);
-  if (sys::set_subreaper(true)) oversee(plan, reporter, signals, socket, guard, parent, job_group);
+  if (sys::set_subreaper(true)) oversee(plan, reporter, signals, socket, guard, parent, job_group, cgroup);
   ::_exit(0);
 }
 
 class Guard {
  public:
-  Guard(const Plan& plan, Reporter& reporter, Signals& signals, int socket, pid_t supervisor, Parent parent)
+  Guard(const Plan& plan, Reporter& reporter, Signals& signals, int socket, pid_t supervisor, Parent parent,
+        const JobCgroup& cgroup)
       : plan_(plan),
         reporter_(reporter),
         signals_(signals),
         socket_(socket),
         supervisor_(supervisor),
         parent_(parent),
-        tree_([&reporter] { return reporter.bystanders(); }) {}
+        tree_([&reporter] { return reporter.bystanders(); }, cgroup) {}
 
   Outcome watch(std::vector<Process> strangers) {
     tree_.spare(std::move(strangers));
@@ -58,7 +59,8 @@ class Guard {
     while (!done()) {
       pollfd wait[] = {{signals_.fd(), POLLIN, 0},
                        {closed_ ? -1 : socket_, POLLIN, 0},
-                       {parent_gone_ ? -1 : parent_.pidfd, POLLIN, 0}};
+                       {parent_gone_ ? -1 : parent_.pidfd, POLLIN, 0},
+                       {tree_.others(), POLLPRI, 0}};
       if (::poll(wait, std::size(wait), tree_.step()) <= 0) continue;
       listen();
       if (wait[0].revents != 0) handle_signals();
@@ -224,19 +226,26 @@ Outcome run_job(const Plan& plan, Reporter& reporter, Parent parent) {
   if (parent.socket < 0) strangers = children(::getpid(), {}).value_or(std::vector<Process>{});
   if (auto subreaper = sys::set_subreaper(true); !subreaper) return failure(subreaper.error(), "become a subreaper");
   const pid_t guard = ::getpid();
+  JobCgroup cgroup = JobCgroup::make();
   const pid_t supervisor = ::fork();
-  if (supervisor < 0) return failure(Errno{errno}, "start the supervisor");
+  if (supervisor < 0) {
+    const Errno code{errno};
+    cgroup.remove();
+    return failure(code, "start the supervisor");
+  }
   if (supervisor == 0) {
     (*sockets)[0].reset();
-    become_supervisor(plan, reporter, signals, (*sockets)[1].get(), guard, parent);
+    become_supervisor(plan, reporter, signals, (*sockets)[1].get(), guard, parent, cgroup);
   }
   (*sockets)[1].reset();
   if (parent.socket >= 0) {
-    std::vector<int> kept{0, 1, 2, (*sockets)[0].get(), signals.fd(), parent.socket, parent.pidfd};
+    std::vector<int> kept{0, 1, 2, (*sockets)[0].get(), signals.fd(), parent.socket, parent.pidfd, cgroup.events()};
     for (const int fd : reporter.descriptors()) kept.push_back(fd);
     close_all_but(std::move(kept));
   }
-  Outcome outcome = Guard(plan, reporter, signals, (*sockets)[0].get(), supervisor, parent).watch(std::move(strangers));
+  Outcome outcome =
+      Guard(plan, reporter, signals, (*sockets)[0].get(), supervisor, parent, cgroup).watch(std::move(strangers));
+  cgroup.remove();
   (void)sys::set_subreaper(false);
   return outcome;
 }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/mapping.hpp"
 #include "client/region/headroom.hpp"
 #include "proto/shmb_wire.h"
 #include "tests/harness/temp_dir.hpp"
@@ -115,4 +116,43 @@ TEST_CASE("more than this machine has is refused here and now, small sums are no
   CHECK(check_headroom(4096).has_value());
   CHECK(check_headroom(4096).has_value());
   CHECK_FALSE(check_headroom(std::uint64_t{1} << 50).has_value());
+}
+
+TEST_CASE("the own cgroup of version 2 is its folder as it is visible here") {
+  const Tree tree;
+  CHECK(own_cgroup(tree.folder.path()).empty());
+  tree.version2("/user/job");
+  CHECK(own_cgroup(tree.folder.path()) == tree.folder.path() + "/sys/fs/cgroup");  // a path that only the host sees
+  tree.file("/sys/fs/cgroup/user/job/cgroup.procs", "");
+  CHECK(own_cgroup(tree.folder.path()) == tree.folder.path() + "/sys/fs/cgroup/user/job");
+  tree.file("/proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n");
+  CHECK(own_cgroup(tree.folder.path()).empty());
+}
+
+TEST_CASE("a refusal of hugetlb pages says what is reserved, and counts what is promised to others as used") {
+  const Tree tree;
+  tree.file("/proc/meminfo",
+            "MemTotal: 1000 kB\nHugePages_Total:      10\nHugePages_Free:        7\nHugePages_Rsvd:        3\n");
+  const Error refused = reserve_too_small(5 * kHugePage, tree.folder.path());
+  CHECK(refused.status == Status::no_memory);
+  CHECK(refused.shortage.limit == 10 * kHugePage);
+  CHECK(refused.shortage.used == 6 * kHugePage);
+  CHECK(refused.shortage.asked == 5 * kHugePage);
+  CHECK(refused.sentence.find("vm.nr_hugepages") != std::string::npos);
+}
+
+TEST_CASE("a NUMA node has its free memory and the pages of files that can be dropped") {
+  const Tree tree;
+  const std::string& root = tree.folder.path();
+  CHECK(check_node_room(3, UINT64_MAX / 2, false, root).has_value());  // not described: the kernel decides
+  tree.file("/sys/devices/system/node/node3/meminfo",
+            "Node 3 MemTotal:       1000 kB\nNode 3 MemFree:         100 kB\nNode 3 Active(file):     20 kB\n"
+            "Node 3 Inactive(file):   30 kB\nNode 3 HugePages_Total:     4\nNode 3 HugePages_Free:      2\n");
+  CHECK(check_node_room(3, 150 * 1024, false, root).has_value());
+  auto refused = check_node_room(3, 150 * 1024 + 1, false, root);
+  REQUIRE_FALSE(refused.has_value());
+  CHECK(refused.error().status == Status::no_memory);
+  CHECK(refused.error().sentence.find("NUMA node 3") != std::string::npos);
+  CHECK(check_node_room(3, 2 * kHugePage, true, root).has_value());
+  CHECK_FALSE(check_node_room(3, 3 * kHugePage, true, root).has_value());
 }

@@ -414,7 +414,8 @@ constexpr std::int64_t kHour = 3'600'000'000'000;
 TEST_CASE("a process that was stopped acts on the ending signal, long before it is killed") {
   for (const bool stopped : {false, true}) {
     CAPTURE(stopped);
-    shmb::spawn::Tree tree({});
+    const shmb::spawn::JobCgroup none;
+    shmb::spawn::Tree tree({}, none);
     const pid_t child = sleeping_child(stopped);
     tree.begin_ending(SIGTERM, kHour);
     CHECK(goes_soon(tree, child));
@@ -424,7 +425,8 @@ TEST_CASE("a process that was stopped acts on the ending signal, long before it 
 TEST_CASE("a process that was forked while the ending signal went round ends too, also a stopped one") {
   for (const bool stopped : {false, true}) {
     CAPTURE(stopped);
-    shmb::spawn::Tree tree({});
+    const shmb::spawn::JobCgroup none;
+    shmb::spawn::Tree tree({}, none);
     tree.begin_ending(SIGTERM, kHour);
     CHECK(goes_soon(tree, sleeping_child(stopped)));
   }

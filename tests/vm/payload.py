@@ -27,6 +27,7 @@ FailureAction=poweroff-force
 
 [Service]
 Type=oneshot
+Delegate=yes
 ExecStart=/usr/bin/python3 -B /test/start.py {script}
 StandardOutput=journal+console
 """
@@ -88,6 +89,7 @@ def archive(root, script):
                        stdout=subprocess.DEVNULL)
     shutil.copytree(HERE / "guest", folder / "test", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(BUILD / "examples/main_job", folder / "test/main_job")
+    shutil.copy(ROOT / "tests/exhaustion/exhaustion.py", folder / "test/exhaustion.py")
     units = folder / "etc/systemd/system"
     (units / "multi-user.target.wants").mkdir(parents=True)
     (units / "test.service").write_text(UNIT.format(script=script) if script else SHELL)

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// A cgroup of version 2 for the ranks of one job, below the caller's own, where the caller may make one. The kernel
+// then knows which processes belong to the job, whatever they fork or daemonise, and whether /proc shows them or not:
+//
+// - cgroup.kill ends all of them in one call, also those that are being forked (Linux 5.14);
+// - cgroup.events says when none is left, and polls.
+//
+// Where none may be made (version 1, a read-only tree, a unit that systemd has not delegated) the object is empty, and
+// each call does nothing. The tree of processes (spawn/ranks/tree.hpp) is ended in any case: the cgroup is the faster
+// and the surer way, never the only one. Guard and supervisor stay outside, because they must outlive it. Limits do not
+// change: no controller is enabled for it, so its processes count where they counted before.
+#pragma once
+
+#include <sys/types.h>
+
+#include <span>
+#include <string>
+
+#include "base/fd.hpp"
+
+namespace shmb::spawn {
+
+class JobCgroup {
+ public:
+  JobCgroup() = default;
+  // For the ranks of this process, the guard. `root` is put before every path (tests lay out a tree of their own).
+  static JobCgroup make(const std::string& root = {});
+  explicit operator bool() const { return static_cast<bool>(events_); }
+  const std::string& folder() const { return folder_; }
+
+  // fork(2) with the child in it. `executes`: the child executes a program soon. Then it is born there. Else it enters
+  // afterwards, which takes longer: the C library does not know of a child that was born in this way, so it could not
+  // go on in the caller's program. A child that cannot be in it is outside, and its tree is ended without.
+  pid_t fork(bool executes) const;
+  // Moves processes out again, to where the guard is.
+  void spare(std::span<const pid_t> processes) const;
+  void kill() const;
+  // Whether a live process is in it or below it. A zombie is none.
+  bool populated() const;
+  // Readable as an exception (POLLPRI) once `populated` has changed since it was asked last. -1: none.
+  int events() const { return events_.get(); }
+  // The folder goes, with those of jobs within the job that were killed. Not while a process is in it.
+  void remove();
+  void forget() { events_.reset(); }  // in a forked rank
+
+ private:
+  std::string folder_, above_;
+  Fd events_;
+};
+
+}  // namespace shmb::spawn
