@@ -24,7 +24,7 @@ namespace shmb::fault {
   X(pidfd_open) X(peer_pidfd) X(pidfd_info) X(clone) X(wait) X(kill) X(close_range) X(dup) X(epoll) X(timerfd) \
   X(eventfd) X(io_uring_setup) X(io_uring_enter) X(open) X(read) X(write) X(getrandom) X(poll) X(prctl) X(signalfd) \
   X(rlimit) X(fallocate) X(shutdown) X(futex) X(stat) X(mkdir) X(chmod) X(chown) X(unlink) X(flock) X(access) X(pipe) \
-  X(kcmp) X(readlink) X(getdents) X(rename) X(lease) X(shmctl) X(setns)
+  X(kcmp) X(readlink) X(getdents) X(rename) X(lease) X(shmctl) X(setns) X(mbind)
 // clang-format on
 
 enum class Call {

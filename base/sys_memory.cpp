@@ -2,10 +2,13 @@
 // Memory files, one wrapper per call. A pretended kernel answers here as the old one would.
 #include "base/sys_memory.hpp"
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstdio>
 
@@ -16,10 +19,12 @@ namespace shmb::sys {
 
 using fault::Call;
 
-Sys<Fd> memfd_create(const char* name, bool no_exec) {
+Sys<Fd> memfd_create(const char* name, bool no_exec, Pages pages) {
   // Before 6.3 MFD_NOEXEC_SEAL gives EINVAL; learned once, so that an old kernel costs no second call each time.
   static std::atomic<bool> unknown_flag{false};
-  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  constexpr unsigned kTwoMiB = 21U << 26;  // MFD_HUGE_2MB: the size's logarithm
+  const unsigned flags =
+      MFD_CLOEXEC | MFD_ALLOW_SEALING | (pages == Pages::hugetlb ? unsigned{MFD_HUGETLB} | kTwoMiB : 0U);
   if (no_exec && !unknown_flag.load(std::memory_order_relaxed) && !fault::pretends_before(6, 3)) {
     auto made = call_fd(Call::memfd_create, [&] { return ::memfd_create(name, flags | MFD_NOEXEC_SEAL); });
     if (made || made.error().value != EINVAL) return made;
@@ -96,6 +101,21 @@ Sys<void> madvise(void* address, std::size_t length, int advice) {
       ((advice == MADV_POPULATE_READ || advice == MADV_POPULATE_WRITE) && fault::pretends_before(5, 14));
   if (hidden) return sys_error(EINVAL);
   return call_void(Call::madvise, [&] { return ::madvise(address, length, advice); });
+}
+
+Sys<void> bind_to_node(void* address, std::size_t length, unsigned node) {
+  std::array<unsigned long, 16> nodes{};  // the kernel knows 1,024 nodes at most
+  constexpr unsigned kBits = 8 * sizeof(unsigned long);
+  return call_void(Call::mbind, [&] {
+    if (node >= nodes.size() * kBits) {
+      errno = EINVAL;
+      return -1L;
+    }
+    nodes[node / kBits] = 1UL << (node % kBits);
+    // The highest node is one less than the number that is passed.
+    return ::syscall(SYS_mbind, address, length, MPOL_BIND, nodes.data(), nodes.size() * kBits + 1,
+                     MPOL_MF_STRICT | MPOL_MF_MOVE);
+  });
 }
 
 }  // namespace shmb::sys

@@ -9,8 +9,9 @@
 
 namespace shmb::sys {
 
+enum class Pages { normal, hugetlb };  // hugetlb: of 2 MiB, out of the reserve of the host (vm.nr_hugepages)
 // memfd_create(2) with CLOEXEC and ALLOW_SEALING, and NOEXEC_SEAL where `no_exec` and the kernel knows it (6.3).
-Sys<Fd> memfd_create(const char* name, bool no_exec);
+Sys<Fd> memfd_create(const char* name, bool no_exec, Pages pages = Pages::normal);
 Sys<void> truncate(int fd, std::uint64_t length);
 // fallocate(2) of a memory file: pages or an errno, never a signal. For clients only (law 3).
 Sys<void> allocate(int fd, std::uint64_t offset, std::uint64_t length);
@@ -32,5 +33,8 @@ Sys<FileFacts> file_facts(int fd);
 Sys<void*> mmap(void* hint, std::size_t length, int protection, int flags, int fd, std::uint64_t offset);
 Sys<void> munmap(void* address, std::size_t length);
 Sys<void> madvise(void* address, std::size_t length, int advice);
+// mbind(2): all memory of the range comes from this NUMA node, for every process that maps the file. Pages that are
+// there already are moved. EINVAL: the host has no such node, or this process may not use it.
+Sys<void> bind_to_node(void* address, std::size_t length, unsigned node);
 
 }  // namespace shmb::sys

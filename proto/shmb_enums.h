@@ -80,25 +80,29 @@ enum shmb_right {
 };
 
 enum shmb_create_flag {
-  SHMB_CREATE_MANY_WRITERS = 1 << 0,      /* any number of writers for ever; read-only is then no boundary (`ro*`) */
-  SHMB_CREATE_REPLACE = 1 << 1,           /* take the name over: generation + 1; needs the old region's right
-                                             `release` */
-  SHMB_CREATE_UNINITIALISED = 1 << 2,     /* contents may be what this group wrote before (never another's); else
-                                             zeros */
-  SHMB_CREATE_NO_RECYCLE = 1 << 3,        /* fresh memory, and not kept for reuse afterwards */
-  SHMB_CREATE_KEEP_GIVEN = 1 << 4,        /* keep_ns counts; else the group's default */
-  SHMB_CREATE_NAME_AT_PUBLISH = 1 << 5,   /* name, keep and REPLACE count from shmb_publish on, in one step. Until
-                                             then the region has no name and goes with its last handle, and the
-                                             region that has the name keeps it. The generation is numbered at create:
-                                             two at once may get the same one */
-  SHMB_CREATE_HEAP = 1 << 7,              /* a mark: its contents are, or will be, a heap (shmbroker/heap.hpp) */
-  SHMB_CREATE_NO_POPULATE = 1 << 8,       /* no memory behind it yet: pages come at first touch (refused under
-                                             vm.overcommit_memory=2, where that could be a SIGBUS) */
-  SHMB_CREATE_SMALL_PAGES = 1 << 9,       /* 4 KiB pages also where huge pages could be had */
-  SHMB_CREATE_UNMAPPED = 1 << 10,         /* not mapped; use shmb_region_map for parts. Not populated either */
-  SHMB_CREATE_NAME_WITH_HOLDERS = 1 << 11 /* the name goes with the last holder: when no handle and no ticket of any
-                                             process is left, however they ended, the region is freed, also in a
-                                             group that lives on. Not with KEEP_GIVEN */
+  SHMB_CREATE_MANY_WRITERS = 1 << 0,       /* any number of writers for ever; read-only is then no boundary (`ro*`) */
+  SHMB_CREATE_REPLACE = 1 << 1,            /* take the name over: generation + 1; needs the old region's right
+                                              `release` */
+  SHMB_CREATE_UNINITIALISED = 1 << 2,      /* contents may be what this group wrote before (never another's); else
+                                              zeros */
+  SHMB_CREATE_NO_RECYCLE = 1 << 3,         /* fresh memory, and not kept for reuse afterwards */
+  SHMB_CREATE_KEEP_GIVEN = 1 << 4,         /* keep_ns counts; else the group's default */
+  SHMB_CREATE_NAME_AT_PUBLISH = 1 << 5,    /* name, keep and REPLACE count from shmb_publish on, in one step. Until
+                                              then the region has no name and goes with its last handle, and the
+                                              region that has the name keeps it. The generation is numbered at
+                                              create: two at once may get the same one */
+  SHMB_CREATE_HEAP = 1 << 7,               /* a mark: its contents are, or will be, a heap (shmbroker/heap.hpp) */
+  SHMB_CREATE_NO_POPULATE = 1 << 8,        /* no memory behind it yet: pages come at first touch (refused under
+                                              vm.overcommit_memory=2, where that could be a SIGBUS) */
+  SHMB_CREATE_SMALL_PAGES = 1 << 9,        /* 4 KiB pages also where huge pages could be had */
+  SHMB_CREATE_UNMAPPED = 1 << 10,          /* not mapped; use shmb_region_map for parts. Not populated either */
+  SHMB_CREATE_NAME_WITH_HOLDERS = 1 << 11, /* the name goes with the last holder: when no handle and no ticket of any
+                                              process is left, however they ended, the region is freed, also in a
+                                              group that lives on. Not with KEEP_GIVEN */
+  SHMB_CREATE_HUGETLB = 1 << 12,           /* 2 MiB pages that the administrator has reserved (vm.nr_hugepages), and
+                                              no others. Mapping takes them out of the reserve, so that later touches
+                                              find them. Not recycled */
+  SHMB_CREATE_ON_NODE = 1 << 13            /* numa_node counts: all memory comes from this node */
 };
 
 enum shmb_region_flag {
@@ -107,8 +111,9 @@ enum shmb_region_flag {
   SHMB_REGION_FLAG_KEPT = 1 << 2,
   SHMB_REGION_FLAG_RECYCLED = 1 << 3,
   SHMB_REGION_FLAG_WRITE_OPEN = 1 << 4,
-  SHMB_REGION_FLAG_HEAP = 1 << 6,             /* made with SHMB_CREATE_HEAP */
-  SHMB_REGION_FLAG_NAME_WITH_HOLDERS = 1 << 7 /* made with SHMB_CREATE_NAME_WITH_HOLDERS */
+  SHMB_REGION_FLAG_HEAP = 1 << 6,              /* made with SHMB_CREATE_HEAP */
+  SHMB_REGION_FLAG_NAME_WITH_HOLDERS = 1 << 7, /* made with SHMB_CREATE_NAME_WITH_HOLDERS */
+  SHMB_REGION_FLAG_HUGETLB = 1 << 8            /* made with SHMB_CREATE_HUGETLB */
 };
 
 enum shmb_group_flag {

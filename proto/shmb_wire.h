@@ -310,7 +310,8 @@ enum shmbw_create_flags {
   SHMBW_CREATE_RECYCLED_ONLY = 1 << 6,
   SHMBW_CREATE_HEAP = 1 << 7,
   SHMBW_CREATE_NAME_WITH_HOLDERS = 1 << 11,
-  SHMBW_CREATE_KNOWN = 2303,
+  SHMBW_CREATE_HUGETLB = 1 << 12,
+  SHMBW_CREATE_KNOWN = 6399,
 };
 
 enum shmbw_created_flags {
@@ -389,7 +390,8 @@ enum shmbw_region_flags {
   SHMBW_REGION_GPU = 1 << 5,
   SHMBW_REGION_HEAP = 1 << 6,
   SHMBW_REGION_NAME_WITH_HOLDERS = 1 << 7,
-  SHMBW_REGION_KNOWN = 255,
+  SHMBW_REGION_HUGETLB = 1 << 8,
+  SHMBW_REGION_KNOWN = 511,
 };
 
 enum shmbw_group_state_flags {

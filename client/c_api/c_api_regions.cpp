@@ -13,7 +13,7 @@ namespace shmb::client::c_api {
 namespace {
 
 constexpr std::uint32_t kCreateFlags = (SHMBW_CREATE_KNOWN & ~std::uint32_t{SHMBW_CREATE_RECYCLED_ONLY}) |
-                                       kCreateNoPopulate | kCreateSmallPages | kCreateUnmapped;
+                                       kCreateNoPopulate | kCreateSmallPages | kCreateUnmapped | kCreateOnNode;
 constexpr std::uint32_t kAttachFlags = kAttachUnmapped | kAttachNoPopulate;
 
 Result<CreateItem> create_item(std::uint64_t length, const shmb_create_options* options) {
@@ -28,6 +28,7 @@ Result<CreateItem> create_item(std::uint64_t length, const shmb_create_options* 
   item.keep = wanted.keep_ns;
   item.flags = wanted.flags;
   item.rights = wanted.rights;
+  item.node = wanted.numa_node;
   return item;
 }
 

@@ -332,6 +332,8 @@ struct CreateOptions {
   bool recycle = true;
   bool populate = true;
   bool huge_pages = true;
+  bool hugetlb = false;  // only pages of 2 MiB that the administrator has reserved (vm.nr_hugepages)
+  std::optional<std::uint32_t> numa_node{};  // all its memory comes from this node
   bool map = true;
   bool heap = false;  // a mark: the contents are, or will be, a heap (heap.hpp sets it)
   Rights rights = Rights::all;
@@ -744,6 +746,11 @@ class Session {
     if (!options.recycle) c.flags |= SHMB_CREATE_NO_RECYCLE;
     if (!options.populate) c.flags |= SHMB_CREATE_NO_POPULATE;
     if (!options.huge_pages) c.flags |= SHMB_CREATE_SMALL_PAGES;
+    if (options.hugetlb) c.flags |= SHMB_CREATE_HUGETLB;
+    if (options.numa_node) {
+      c.numa_node = *options.numa_node;
+      c.flags |= SHMB_CREATE_ON_NODE;
+    }
     if (!options.map) c.flags |= SHMB_CREATE_UNMAPPED;
     c.rights = static_cast<std::uint32_t>(options.rights);
     c.timeout_ns = options.timeout.nanoseconds();

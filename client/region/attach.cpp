@@ -38,7 +38,8 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
   facts.flags = granted.flags;
   if ((item.flags & kAttachUnmapped) != 0) return std::make_shared<Region>(session, facts, Mapping(), Fd());
   const bool writes = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0;
-  SHMB_TRY(mapping, map_whole(fd.get(), facts.length, facts.bytes, writes ? Access::read_write : Access::read));
+  SHMB_TRY(mapping,
+           map_whole(fd.get(), facts.length, facts.bytes, writes ? Access::read_write : Access::read, facts.hugetlb()));
   // Only what has memory behind it: reading a hole through a mapping allocates the page, charged to the reader.
   const bool has_pages = facts.page_kind == SHMBW_PAGE_KIND_SMALL || facts.page_kind == SHMBW_PAGE_KIND_HUGE ||
                          facts.page_kind == SHMBW_PAGE_KIND_MIXED;

@@ -18,11 +18,22 @@ bool populates(const CreateItem& item, bool strict) {
   return item.length <= kPopulateByDefault || strict;
 }
 
+// Pages of the host's reserve are no cgroup's memory.
+bool needs_room(const CreateItem& item, bool strict) { return populates(item, strict) && !item.hugetlb(); }
+
 // The checks that need no answer of the broker.
 Result<void> check_item(const CreateItem& item, bool strict) {
   if (item.length > kMaxLength)
     return error(Status::invalid, "a region has fewer than 2^47 bytes, asked " + std::to_string(item.length));
   if (!item.name.empty()) SHMB_TRY_VOID(names::check(item.name, "region name"));
+  if ((item.flags & kCreateOnNode) != 0 && (item.flags & kCreateUnmapped) != 0)
+    return error(Status::invalid, "a NUMA node is set through a mapping: a region on a node is mapped");
+  if (item.hugetlb()) {
+    if (item.length == 0) return error(Status::invalid, "a region of 0 bytes has no hugetlb page: leave hugetlb out");
+    if ((item.flags & kCreateSmallPages) != 0)
+      return error(Status::invalid, "a region has either hugetlb pages or small ones: leave one of the two out");
+    return {};  // mapping it reserves its pages
+  }
   if (strict && !populates(item, strict))
     return error(Status::unsupported,
                  "an unpopulated region is refused while vm.overcommit_memory is 2: touching it could be a SIGBUS; "
@@ -50,6 +61,7 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   facts.page_kind = SHMBW_PAGE_KIND_UNPOPULATED;
   facts.flags = SHMBW_REGION_WRITE_OPEN;
   facts.small_pages = (item.flags & kCreateSmallPages) != 0;
+  if (item.hugetlb()) facts.flags |= SHMBW_REGION_HUGETLB;
   facts.name_at_publish = (item.flags & SHMBW_CREATE_NAME_AT_PUBLISH) != 0;
   if (!item.name.empty() && !facts.name_at_publish) facts.flags |= SHMBW_REGION_NAMED;
   if ((item.flags & SHMBW_CREATE_MANY_WRITERS) != 0) facts.flags |= SHMBW_REGION_MANY_WRITERS;
@@ -64,10 +76,11 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   }
 
   const Access access = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? Access::read_write : Access::read;
-  SHMB_TRY(mapping, map_checked(fd.get(), 0, facts.bytes, access));
+  SHMB_TRY(mapping, map_checked(fd.get(), 0, facts.bytes, access, facts.hugetlb()));
+  if ((item.flags & kCreateOnNode) != 0) SHMB_TRY_VOID(place_region(mapping, item));
   Populated populated{0, SHMBW_PAGE_KIND_UNPOPULATED};
   if (access == Access::read_write && (populates(item, strict) || dirty)) {
-    SHMB_TRY(filled, populate_fresh(mapping, fd.get(), (item.flags & kCreateSmallPages) != 0, dirty));
+    SHMB_TRY(filled, populate_fresh(mapping, fd.get(), facts.pages(), dirty));
     populated = filled;
     if (dirty && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0) std::memset(mapping.data(), 0, facts.bytes);
   }
@@ -108,7 +121,9 @@ void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateI
     // Old contents could only be zeroed by touching every page, which is what this caller does not want.
     if (!populates(item, strict) && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0)
       request.flags |= SHMBW_CREATE_NO_RECYCLE;
-    if (portion.recycled_only && populates(item, strict)) request.flags |= SHMBW_CREATE_RECYCLED_ONLY;
+    // The node belongs to the file: its next user would get it too.
+    if ((item.flags & kCreateOnNode) != 0) request.flags |= SHMBW_CREATE_NO_RECYCLE;
+    if (portion.recycled_only && needs_room(item, strict)) request.flags |= SHMBW_CREATE_RECYCLED_ONLY;
     request.rights = item.rights;
     request.name_len = static_cast<std::uint16_t>(item.name.size());
     requests.push_back(request);
@@ -123,7 +138,8 @@ void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateI
     const CreateItem& item = items[i];
     auto granted = answers->next();
     if (!granted) {
-      result = std::unexpected(granted.error());
+      const bool unknown = granted.error().status == Status::unknown_flags;
+      result = std::unexpected(unknown ? of_older_broker(broker, std::move(granted.error())) : granted.error());
       continue;
     }
     auto fd = take_fd(answers->reply, granted->outcome);
@@ -139,7 +155,7 @@ void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateI
 std::uint64_t populated_bytes(std::span<const CreateItem> items, std::span<const std::size_t> which, bool strict) {
   std::uint64_t bytes = 0;
   for (const std::size_t i : which)
-    if (populates(items[i], strict)) bytes += rounded_bytes(items[i].length);
+    if (needs_room(items[i], strict)) bytes += rounded_bytes(items[i].length);
   return bytes;
 }
 
@@ -160,7 +176,7 @@ void create_batch(const std::shared_ptr<Session>& session, std::span<const Creat
 
   send_batch(session, items, {sent, strict, true}, deadline, out);
   std::erase_if(sent, [&](std::size_t i) {
-    return !populates(items[i], strict) || out[i] || out[i].error().status != Status::no_memory;
+    return !needs_room(items[i], strict) || out[i] || out[i].error().status != Status::no_memory;
   });
   if (sent.empty()) return;
   if (auto room = find_headroom(*session, populated_bytes(items, sent, strict), deadline); !room)

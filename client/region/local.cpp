@@ -11,6 +11,7 @@
 #include "base/sys_file.hpp"
 #include "base/sys_memory.hpp"
 #include "client/region/headroom.hpp"
+#include "client/region/obtain.hpp"
 #include "client/region/populate.hpp"
 #include "client/region/region.hpp"
 
@@ -22,17 +23,19 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
   RegionFacts facts;
   facts.ref = {session->next_local_id(), 1, 0};
   facts.length = item.length;
-  facts.bytes = rounded_bytes(item.length);
+  facts.bytes = rounded_bytes(item.length, item.hugetlb());
+  facts.small_pages = (item.flags & kCreateSmallPages) != 0;
   facts.rights = item.rights != 0 ? item.rights : static_cast<std::uint32_t>(SHMBW_RIGHT_KNOWN);
   facts.state = SHMBW_REGION_STATE_CREATED;
   facts.page_kind = SHMBW_PAGE_KIND_UNPOPULATED;
   facts.flags = SHMBW_REGION_WRITE_OPEN;
   if ((item.flags & SHMBW_CREATE_HEAP) != 0) facts.flags |= SHMBW_REGION_HEAP;
+  if (item.hugetlb()) facts.flags |= SHMBW_REGION_HUGETLB;
   const bool mapped = (item.flags & kCreateUnmapped) == 0;
   const bool populated =
       mapped && (item.flags & kCreateNoPopulate) == 0 && (item.length <= kPopulateByDefault || strict_overcommit());
-  if (populated) SHMB_TRY_VOID(check_headroom(facts.bytes));
-  auto fd = sys::memfd_create("shmb:local", true);
+  if (populated && !item.hugetlb()) SHMB_TRY_VOID(check_headroom(facts.bytes));
+  auto fd = sys::memfd_create("shmb:local", true, item.hugetlb() ? sys::Pages::hugetlb : sys::Pages::normal);
   if (!fd) return system_failure(fd.error(), "memfd_create for a local region");
   if (auto sized = sys::truncate(fd->get(), facts.bytes); !sized)
     return system_failure(sized.error(), "sizing a local region");
@@ -42,12 +45,12 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
     return system_failure(sealed.error(), "sealing a local region");
   Mapping mapping;
   if (mapped) {
-    auto made = Mapping::map(fd->get(), 0, facts.bytes, Access::read_write);
-    if (!made) return system_failure(made.error(), "mapping a local region");
-    mapping = std::move(*made);
+    SHMB_TRY(made, map_checked(fd->get(), 0, facts.bytes, Access::read_write, facts.hugetlb()));
+    mapping = std::move(made);
+    if ((item.flags & kCreateOnNode) != 0) SHMB_TRY_VOID(place_region(mapping, item));
   }
   if (populated) {
-    SHMB_TRY(filled, populate_fresh(mapping, fd->get(), (item.flags & kCreateSmallPages) != 0));
+    SHMB_TRY(filled, populate_fresh(mapping, fd->get(), facts.pages()));
     facts.populated = filled.bytes;
     facts.page_kind = filled.kind;
     facts.state = SHMBW_REGION_STATE_READY;

@@ -9,6 +9,7 @@
 #include "base/compat.hpp"
 #include "base/sys_memory.hpp"
 #include "base/text.hpp"
+#include "client/region/headroom.hpp"
 #include "client/session/call.hpp"
 
 namespace shmb::client {
@@ -66,11 +67,12 @@ Error not_writable(int fd) {
 
 }  // namespace
 
-Result<Mapping> map_checked(int fd, std::uint64_t offset, std::uint64_t length, Access access) {
+Result<Mapping> map_checked(int fd, std::uint64_t offset, std::uint64_t length, Access access, bool hugetlb) {
   auto mapping = Mapping::map(fd, offset, length, access);
   if (mapping) return std::move(*mapping);
   const int code = mapping.error().value;
   if ((code == EPERM || code == EACCES) && access == Access::read_write) return std::unexpected(not_writable(fd));
+  if (code == ENOMEM && hugetlb) return std::unexpected(reserve_too_small(length));
   auto failure = system_failure(mapping.error(), "mapping " + format_size(length) + " of a region");
   if (code == ENOMEM)
     failure.error().sentence +=
@@ -78,9 +80,14 @@ Result<Mapping> map_checked(int fd, std::uint64_t offset, std::uint64_t length, 
   return failure;
 }
 
-Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Access access) {
+Result<void> place_region(const Mapping& mapping, const CreateItem& item) {
+  SHMB_TRY_VOID(check_node_room(item.node, mapping.size(), item.hugetlb()));
+  return place_on_node(mapping, item.node);
+}
+
+Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Access access, bool hugetlb) {
   SHMB_TRY_VOID(check_memory(fd, length, bytes));
-  return map_checked(fd, 0, bytes, access);
+  return map_checked(fd, 0, bytes, access, hugetlb);
 }
 
 Result<Fd> take_fd(Reply& reply, const shmbw_outcome& outcome) {

@@ -26,8 +26,10 @@ Result<void> check_grant(const Granted& granted, shmbw_region_ref asked, std::ui
 // A memory file that can shrink, or that is shorter than reported, would cause a SIGBUS in the caller's first store.
 Result<void> check_memory(int fd, std::uint64_t length, std::uint64_t bytes);
 // The kernel's refusal to map for writing becomes WRITE_CLOSED with its reason.
-Result<Mapping> map_checked(int fd, std::uint64_t offset, std::uint64_t length, Access access);
-Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Access access);
+Result<Mapping> map_checked(int fd, std::uint64_t offset, std::uint64_t length, Access access, bool hugetlb = false);
+// Binds new memory to the node that was asked for, if that has room for it.
+Result<void> place_region(const Mapping& mapping, const CreateItem& item);
+Result<Mapping> map_whole(int fd, std::uint64_t length, std::uint64_t bytes, Access access, bool hugetlb = false);
 // The element's own descriptor, or an error if the broker sent none.
 Result<Fd> take_fd(Reply& reply, const shmbw_outcome& outcome);
 

@@ -111,9 +111,10 @@ bool shmem_takes_huge_advice() {
   return takes;
 }
 
-Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_pages, bool recycled) {
+Result<Populated> populate_fresh(const Mapping& mapping, int fd, PagesWanted pages, bool recycled) {
   Populated result{mapping.size(), SHMBW_PAGE_KIND_SMALL};
-  if (!small_pages && can_be_huge(mapping)) {
+  if (pages == PagesWanted::hugetlb) result.kind = SHMBW_PAGE_KIND_HUGE;
+  if (pages == PagesWanted::huge && can_be_huge(mapping)) {
     auto kind = populate_huge(whole(mapping), fd, recycled);
     if (!kind) return out_of_memory(kind.error(), mapping.size());
     result.kind = *kind;
@@ -125,16 +126,18 @@ Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_page
 }
 
 Result<Populated> populate_part(const Mapping& mapping, std::uint64_t offset, std::uint64_t length, Access access,
-                                bool small_pages) {
+                                PagesWanted pages) {
   if (length == 0 || offset >= mapping.size() || length > mapping.size() - offset)
     return error(Status::invalid, "the part lies outside of the mapping");
   auto up = [](std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; };
-  const std::uint64_t first = offset / kSmallPage * kSmallPage;
-  const std::uint64_t end = std::min<std::uint64_t>(up(offset + length, kSmallPage), up(mapping.size(), kSmallPage));
-  Populated result{end - first, SHMBW_PAGE_KIND_SMALL};
+  const bool hugetlb = pages == PagesWanted::hugetlb;
+  const std::uint64_t unit = hugetlb ? kHugePage : kSmallPage;
+  const std::uint64_t first = offset / unit * unit;
+  const std::uint64_t end = std::min<std::uint64_t>(up(offset + length, unit), up(mapping.size(), unit));
+  Populated result{end - first, hugetlb ? SHMBW_PAGE_KIND_HUGE : SHMBW_PAGE_KIND_SMALL};
   // The whole huge pages in it, and the parts before and after them.
   std::uint64_t huge = end, huge_end = end;
-  if (access == Access::read_write && !small_pages && can_be_huge(mapping) &&
+  if (access == Access::read_write && pages == PagesWanted::huge && can_be_huge(mapping) &&
       up(first, kHugePage) < end / kHugePage * kHugePage) {
     huge = up(first, kHugePage);
     huge_end = end / kHugePage * kHugePage;
@@ -153,6 +156,22 @@ Result<Populated> populate_part(const Mapping& mapping, std::uint64_t offset, st
     if (!done) return out_of_memory(done.error(), end - first);
   }
   return result;
+}
+
+Result<void> place_on_node(const Mapping& mapping, std::uint32_t node) {
+  auto bound = sys::bind_to_node(mapping.data(), mapping.size(), node);
+  if (bound) return {};
+  const std::string asked = "NUMA node " + std::to_string(node);
+  switch (bound.error().value) {
+    case EINVAL:
+      return error(Status::invalid, asked +
+                                        ": this process may not use a node of that number; "
+                                        "/sys/devices/system/node/has_memory lists those of the host");
+    case ENOSYS:
+      return error(Status::unsupported, asked + ": this kernel knows no NUMA nodes");
+    default:
+      return system_failure(bound.error(), "binding memory to " + asked);
+  }
 }
 
 shmbw_page_kind map_existing(const Mapping& mapping, Access access, bool look_for_huge) {

@@ -20,12 +20,17 @@ struct Populated {
   shmbw_page_kind kind = SHMBW_PAGE_KIND_UNPOPULATED;
 };
 
+// huge: pages of 2 MiB where they can be had. hugetlb: the file has no others, and the mapping has reserved them.
+enum class PagesWanted { small, huge, hugetlb };
+
 // New memory. Fresh pages are zero. `fd` backs the mapping, for kernels without MADV_POPULATE (5.14). `recycled`:
 // nearly all pages are there. Reading enters them 16 at a time, allocates those that are not, and serves writing too.
-Result<Populated> populate_fresh(const Mapping& mapping, int fd, bool small_pages, bool recycled = false);
+Result<Populated> populate_fresh(const Mapping& mapping, int fd, PagesWanted pages, bool recycled = false);
 // A part of a mapping (whole pages around it); for writing in huge pages where it has whole ones.
 Result<Populated> populate_part(const Mapping& mapping, std::uint64_t offset, std::uint64_t length, Access access,
-                                bool small_pages);
+                                PagesWanted pages);
+// All memory of the file comes from this NUMA node, whichever process touches it. To be called before it is populated.
+Result<void> place_on_node(const Mapping& mapping, std::uint32_t node);
 // Enters pages that exist already (recycled, or another process') into the page tables. `kind` is what can be known of
 // them. Best effort: pages that are not mapped now fault later, which is only slower.
 shmbw_page_kind map_existing(const Mapping& mapping, Access access, bool look_for_huge);

@@ -32,8 +32,8 @@ std::uint64_t mappable(std::uint64_t length) { return std::max<std::uint64_t>(le
 
 }  // namespace
 
-std::uint64_t rounded_bytes(std::uint64_t length) {
-  const std::uint64_t unit = length >= kHugePage ? kHugePage : kSmallPage;
+std::uint64_t rounded_bytes(std::uint64_t length, bool hugetlb) {
+  const std::uint64_t unit = hugetlb || length >= kHugePage ? kHugePage : kSmallPage;
   return std::max(unit, (length + unit - 1) / unit * unit);
 }
 
@@ -165,6 +165,8 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
   SHMB_TRY_VOID(usable());
   if (offset % kSmallPage != 0) return error(Status::invalid, "the offset of a part is a multiple of 4096");
   if (!holds(offset, length)) return error(Status::invalid, "the part lies outside of the region");
+  if (facts_.hugetlb() && (offset % kHugePage != 0 || length % kHugePage != 0))
+    return error(Status::invalid, "a part of a hugetlb region begins and ends at multiples of 2 MiB");
   if (access == Access::read_write && (facts_.rights & SHMBW_RIGHT_MAP_WRITE) == 0)
     return error(Status::denied, "the handle has no right to write");
   if (access == Access::read_write && !writable())
@@ -175,7 +177,7 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
   if (!fd && fd.error().status == Status::write_closed && access == Access::read)
     fd = fetch(SHMBW_RIGHT_MAP_READ, false, deadline);
   if (!fd) return std::unexpected(fd.error());
-  auto mapped = map_checked(fd->get(), offset, mappable(length), access);
+  auto mapped = map_checked(fd->get(), offset, mappable(length), access, facts_.hugetlb());
   if (!mapped) {
     report_unmapped();
     return std::unexpected(mapped.error());
@@ -199,9 +201,9 @@ Result<void> Region::populate(std::uint64_t offset, std::uint64_t length) {
   if (!holds(offset, length)) return error(Status::invalid, "the part lies outside of the region");
   length = mappable(length);
   const bool write = writable();
-  if (write) SHMB_TRY_VOID(find_headroom(*session_, length, Deadline::after(0)));
-  SHMB_TRY(done,
-           populate_part(mapping_, offset, length, write ? Access::read_write : Access::read, facts_.small_pages));
+  // Mapping has taken the pages of a hugetlb region out of their reserve. They are no cgroup's memory.
+  if (write && !facts_.hugetlb()) SHMB_TRY_VOID(find_headroom(*session_, length, Deadline::after(0)));
+  SHMB_TRY(done, populate_part(mapping_, offset, length, write ? Access::read_write : Access::read, facts_.pages()));
   if (!write) return {};
   std::uint64_t before = populated_, now = 0;
   do now = std::min(facts_.bytes, before + done.bytes);
@@ -224,7 +226,7 @@ Result<Fd> Region::descriptor(Deadline deadline) {
 Result<void> Region::map_back(Deadline deadline) {
   const interrupt::Shield shield;
   SHMB_TRY(fd, fetch(SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_WRITE, false, deadline));
-  auto mapped = map_checked(fd.get(), 0, facts_.bytes, Access::read_write);
+  auto mapped = map_checked(fd.get(), 0, facts_.bytes, Access::read_write, facts_.hugetlb());
   if (!mapped) {
     report_unmapped();
     return std::unexpected(mapped.error());
@@ -305,7 +307,7 @@ Result<void> Region::publish(Deadline deadline) {
   SHMB_TRY_VOID(check_grant(granted, facts_.ref, SHMBW_RIGHT_MAP_READ));
   if (reply.fds.empty()) return error(Status::protocol, "the broker's answer to PUBLISH lacks its descriptor");
   if (!was_mapped) return {};
-  auto mapped = map_whole(reply.fds[0].get(), facts_.length, facts_.bytes, Access::read);
+  auto mapped = map_whole(reply.fds[0].get(), facts_.length, facts_.bytes, Access::read, facts_.hugetlb());
   if (!mapped) {
     mapped.error().sentence.insert(0, "the region is published; ");
     return std::unexpected(mapped.error());

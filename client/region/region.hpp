@@ -17,6 +17,7 @@
 #include "base/fd.hpp"
 #include "base/mapping.hpp"
 #include "client/face/shmbroker.h"
+#include "client/region/populate.hpp"
 #include "client/session/session.hpp"
 #include "client/session/strategy.hpp"
 #include "proto/names.hpp"
@@ -25,15 +26,15 @@ namespace shmb::client {
 
 // Flags that only the library knows, beside those of the wire, which are the low bits.
 inline constexpr std::uint32_t kCreateNoPopulate = SHMB_CREATE_NO_POPULATE, kCreateSmallPages = SHMB_CREATE_SMALL_PAGES,
-                               kCreateUnmapped = SHMB_CREATE_UNMAPPED;
+                               kCreateUnmapped = SHMB_CREATE_UNMAPPED, kCreateOnNode = SHMB_CREATE_ON_NODE;
 inline constexpr std::uint32_t kAttachUnmapped = SHMB_ATTACH_UNMAPPED, kAttachNoPopulate = SHMB_ATTACH_NO_POPULATE;
 inline constexpr std::uint32_t kAttachTimeline = 1 << 10;  // not in the C ABI: refused if the region is no timeline
 inline constexpr std::uint32_t kReleaseNoRecycle = SHMB_RELEASE_NO_RECYCLE, kReleaseUnname = SHMB_RELEASE_UNNAME;
 inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
 
-// The memory behind a region of `length` bytes: whole pages, huge ones from 2 MiB. A region without bytes has one page:
-// so it has an address, a size that the kernel can map, and a descriptor like any other.
-std::uint64_t rounded_bytes(std::uint64_t length);
+// The memory behind a region of `length` bytes: whole pages, huge ones from 2 MiB and on hugetlb. A region without
+// bytes has one page: so it has an address, a size that the kernel can map, and a descriptor like any other.
+std::uint64_t rounded_bytes(std::uint64_t length, bool hugetlb = false);
 
 struct CreateItem {
   std::uint64_t length = 0;
@@ -41,6 +42,8 @@ struct CreateItem {
   std::uint64_t group = 0;
   std::int64_t keep = 0;
   std::uint32_t flags = 0, rights = 0;
+  std::uint32_t node = 0;  // with kCreateOnNode
+  bool hugetlb() const { return (flags & SHMBW_CREATE_HUGETLB) != 0; }
 };
 
 // The target of an attach, named in one of three ways.
@@ -65,6 +68,10 @@ struct RegionFacts {
   std::uint32_t rights = 0, state = 0, page_kind = 0, flags = 0;
   bool recycled = false;
   bool small_pages = false, name_at_publish = false;  // as the creator asked for
+  bool hugetlb() const { return (flags & SHMBW_REGION_HUGETLB) != 0; }
+  PagesWanted pages() const {
+    return hugetlb() ? PagesWanted::hugetlb : small_pages ? PagesWanted::small : PagesWanted::huge;
+  }
 };
 
 class Region final : public HeldLease, public std::enable_shared_from_this<Region> {

@@ -34,6 +34,8 @@ Result<void> check_keep(const Host& host, std::int64_t keep) {
 
 namespace {
 
+bool on_hugetlb(const shmbw_create& wish) { return (wish.flags & SHMBW_CREATE_HUGETLB) != 0; }
+
 Result<void> check_words(const Host& host, const shmbw_create& wish, std::string_view name) {
   if ((wish.flags & ~std::uint32_t{SHMBW_CREATE_KNOWN}) != 0)
     return error(Status::unknown_flags, "a create flag is not known to this broker");
@@ -43,6 +45,8 @@ Result<void> check_words(const Host& host, const shmbw_create& wish, std::string
   if (wish.rights != 0 && (wish.rights & needed) != needed)
     return error(Status::invalid, "the creator's rights must include map_read and map_write");
   if (wish.length > kMaxLength) return error(Status::invalid, "a region is at most 2^47 - 1 bytes");
+  if (wish.length == 0 && on_hugetlb(wish))
+    return error(Status::invalid, "a region of 0 bytes has no hugetlb page: leave hugetlb out");
   bool keep_given = (wish.flags & SHMBW_CREATE_KEEP_GIVEN) != 0;
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
   if (keep_given)
@@ -163,23 +167,29 @@ bool seals_seal(const Host& host, const shmbw_create& wish) {
 }
 
 // A region of the group's own past: only for members of the group, and with all seals that it had at birth. It gets no
-// more of them: an earlier user may still hold the lock of the file, and a seal would wait for that.
+// more of them: an earlier user may still hold the lock of the file, and a seal would wait for that. Pages of the
+// host's reserve go back there at once, so such a region is never recycled.
 Region* recycled(const Host& host, const Session& session, Group& group, const shmbw_create& wish) {
-  if ((wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0 || session.group != &group || session.uid != group.uid)
+  if ((wish.flags & (SHMBW_CREATE_NO_RECYCLE | SHMBW_CREATE_HUGETLB)) != 0 || session.group != &group ||
+      session.uid != group.uid)
     return nullptr;
   return group.shelf.take(rounded_bytes(wish.length), seals_seal(host, wish));
 }
 
 Result<Region*> fresh(Regions& regions, Session& session, Group& group, const shmbw_create& wish, std::string_view name,
                       std::uint32_t generation) {
-  std::uint64_t bytes = rounded_bytes(wish.length);
+  std::uint64_t bytes = rounded_bytes(wish.length, on_hugetlb(wish));
   SHMB_TRY_VOID(room_for_descriptors(regions, session, group.uid, 1));
   SHMB_TRY(region_charge, charge_group(regions, session, group, Resource::regions, 1));
   SHMB_TRY(bytes_charge, charge_group(regions, session, group, Resource::bytes, bytes));
   std::uint64_t id = ++regions.last_id;
   names::MemfdName label;
   names::write_memfd_name(label, {regions.host.facts.epoch, id, generation, group.uid, group.name, name, group.id});
-  SHMB_TRY(fd, make_memory({label.data(), bytes, regions.host.facts.exec_seal, seals_seal(regions.host, wish)}));
+  SHMB_TRY(fd, make_memory({.label = label.data(),
+                            .bytes = bytes,
+                            .no_exec = regions.host.facts.exec_seal,
+                            .seal_sealed = seals_seal(regions.host, wish),
+                            .hugetlb = on_hugetlb(wish)}));
   Region& region = regions.all.try_emplace(id).first->second;
   region.id = id;
   region.bytes = bytes;
@@ -266,7 +276,8 @@ Result<Created> create_region(Regions& regions, Session& session, const shmbw_cr
   region->dirty_birth = dirty;
   region->seal_sealed = seals_seal(regions.host, wish);
   region->many_writers = region->seal_sealed;  // in system mode the mode bits bind readers in any case
-  region->no_recycle = (wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0;
+  region->hugetlb = on_hugetlb(wish);
+  region->no_recycle = region->hugetlb || (wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0;
   region->heap = (wish.flags & SHMBW_CREATE_HEAP) != 0;
   region->name_with_holders = (wish.flags & SHMBW_CREATE_NAME_WITH_HOLDERS) != 0;
   ++regions.count;

@@ -15,8 +15,8 @@
 
 namespace shmb::daemon {
 
-std::uint64_t rounded_bytes(std::uint64_t length) {
-  std::uint64_t page = length >= kHugePage ? kHugePage : kSmallPage;
+std::uint64_t rounded_bytes(std::uint64_t length, bool hugetlb) {
+  std::uint64_t page = hugetlb || length >= kHugePage ? kHugePage : kSmallPage;
   return std::max(page, (length + page - 1) / page * page);
 }
 
@@ -40,7 +40,10 @@ Result<Fd> make_memory(const Birth& birth) {
     reason.status = status_of(code.value);
     return std::unexpected(std::move(reason));
   };
-  auto fd = sys::memfd_create(birth.label, birth.no_exec);
+  auto fd = sys::memfd_create(birth.label, birth.no_exec, birth.hugetlb ? sys::Pages::hugetlb : sys::Pages::normal);
+  if (!fd && birth.hugetlb && (fd.error().value == ENODEV || fd.error().value == ENOSYS || fd.error().value == EINVAL))
+    return error(Status::unsupported, "this kernel has no hugetlb pages of 2 MiB (" + errno_text(fd.error().value) +
+                                          "): create the region without hugetlb");
   if (!fd) return failed("memfd_create", fd.error());
   if (auto sized = sys::truncate(fd->get(), birth.bytes); !sized) return failed("ftruncate", sized.error());
   if (auto mode = sys::set_mode(fd->get(), birth.mode); !mode) return failed("fchmod", mode.error());

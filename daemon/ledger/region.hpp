@@ -22,8 +22,9 @@ struct Group;
 struct NameEntry;
 
 inline constexpr std::uint64_t kMaxLength = (std::uint64_t{1} << 47) - 1;
-// Rounds up to pages of 4 KiB, at least one; from 2 MiB on to whole huge pages. `length` is at most kMaxLength.
-std::uint64_t rounded_bytes(std::uint64_t length);
+// Rounds up to pages of 4 KiB, at least one; from 2 MiB on, and with `hugetlb`, to whole huge pages. `length` is at
+// most kMaxLength.
+std::uint64_t rounded_bytes(std::uint64_t length, bool hugetlb = false);
 
 // A name and a keep that the region gets when it is published.
 struct Promised {
@@ -62,6 +63,7 @@ struct Region : Hook<Region, OfGroup> {
   bool seal_sealed : 1 = false;        // F_SEAL_SEAL since birth
   bool heap : 1 = false;               // its creator says that it holds a heap
   bool name_with_holders : 1 = false;  // the name does not hold it
+  bool hugetlb : 1 = false;            // its pages are of the host's reserve
   Fd fd;                               // empty for memory of a GPU
   std::unique_ptr<GpuMemory> gpu;      // of GPU regions and timelines
   Charge bytes_charge;
@@ -86,6 +88,7 @@ struct Birth {
   bool no_exec = false;
   bool seal_sealed = false;
   unsigned mode = 0600;
+  bool hugetlb = false;
 };
 // Does the whole birth of a memfd, or returns the error of the first call that failed.
 Result<Fd> make_memory(const Birth& birth);

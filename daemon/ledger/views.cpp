@@ -22,6 +22,7 @@ std::uint32_t region_flags(const Region& region) {
   if (on_gpu(region)) flags |= SHMBW_REGION_GPU;
   if (region.heap) flags |= SHMBW_REGION_HEAP;
   if (region.name_with_holders) flags |= SHMBW_REGION_NAME_WITH_HOLDERS;
+  if (region.hugetlb) flags |= SHMBW_REGION_HUGETLB;
   return flags;
 }
 

@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Creating regions, one or many, in huge pages or on a NUMA node where that is asked for.
-#include <linux/mempolicy.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -21,57 +15,33 @@ namespace {
 
 // How the memory of a region is asked for, beside what the library knows.
 struct Memory {
-  bool populate = true, must_be_huge = false, on_node = false;
-  std::uint32_t node = 0;
+  bool populate = true, must_be_huge = false;
 
-  bool read(PyObject* huge, PyObject* numa, std::uint32_t& flags) {
+  bool read(PyObject* huge, PyObject* hugetlb, PyObject* numa, shmb_create_options& options) {
     bool wanted = false;
     if (huge != nullptr && huge != Py_None) {
       if (!to_flag(huge, wanted)) return false;
       must_be_huge = wanted;
-      if (!wanted) flags |= SHMB_CREATE_SMALL_PAGES;
+      if (!wanted) options.flags |= SHMB_CREATE_SMALL_PAGES;
     }
-    on_node = numa != nullptr && numa != Py_None;
-    if (on_node && !to_number(numa, "numa", node)) return false;
-    if (on_node || !populate) flags |= SHMB_CREATE_NO_POPULATE;
+    bool reserved = false;
+    if (!to_flag(hugetlb, reserved)) return false;
+    if (reserved) options.flags |= SHMB_CREATE_HUGETLB;
+    const bool on_node = numa != nullptr && numa != Py_None;
+    if (on_node && !to_number(numa, "numa", options.numa_node)) return false;
+    if (on_node) options.flags |= SHMB_CREATE_ON_NODE;
+    if (!populate) options.flags |= SHMB_CREATE_NO_POPULATE;
     return true;
   }
 };
 
-bool bind_to_node(shmb_region* region, std::uint64_t bytes, std::uint32_t node, shmb_error& error) {
-  std::array<unsigned long, 16> nodes{};  // the kernel knows 1,024 nodes at most
-  constexpr unsigned bits = 8 * sizeof(unsigned long);
-  int failed = EINVAL;
-  if (node < nodes.size() * bits) {
-    nodes[node / bits] = 1UL << (node % bits);
-    // MOVE: recycled memory may be on another node. The highest node is one less than the number that is passed.
-    failed = ::syscall(SYS_mbind, shmb_region_data(region), bytes, MPOL_BIND, nodes.data(), nodes.size() * bits + 1,
-                       MPOL_MF_STRICT | MPOL_MF_MOVE) == 0
-                 ? 0
-                 : errno;
-  }
-  if (failed == 0) return true;
-  error = {};
-  error.status = failed == EINVAL ? SHMB_E_INVALID : failed == ENOSYS ? SHMB_E_UNSUPPORTED : SHMB_E_SYSTEM;
-  error.system_errno = failed;
-  std::snprintf(error.sentence, sizeof(error.sentence),
-                failed == EINVAL ? "numa=%u: this process may not use a NUMA node of that number; "
-                                   "/sys/devices/system/node/has_memory lists those of the host"
-                                 : "numa=%u: the memory cannot be bound to that node (%s)",
-                node, std::strerror(failed));
-  return false;
-}
-
 // Without the GIL. False: `error` says why.
 bool furnish(shmb_region* region, const Memory& memory, shmb_error& error) {
-  if (!memory.on_node && !memory.must_be_huge) return true;
+  if (!memory.must_be_huge || !memory.populate) return true;
   shmb_region_info facts{};
   facts.size = sizeof(facts);
   if (shmb_region_get_info(region, &facts, &error) != SHMB_OK) return false;
-  if (memory.on_node && !bind_to_node(region, facts.bytes, memory.node, error)) return false;
-  if (!memory.populate) return true;
   if (facts.populated < facts.bytes && shmb_region_populate(region, 0, facts.length, &error) != SHMB_OK) return false;
-  if (!memory.must_be_huge) return true;
   if (shmb_region_get_info(region, &facts, &error) != SHMB_OK) return false;
   if (facts.page_kind == SHMB_PAGES_HUGE) return true;
   error = {};
@@ -83,13 +53,13 @@ bool furnish(shmb_region* region, const Memory& memory, shmb_error& error) {
   return false;
 }
 
-Signature<14> create_names =
+Signature<15> create_names =
     signature("create", 1, 1,
               {"size", "name", "group", "keep", "many_writers", "replace", "uninitialised", "name_at_publish",
-               "recycle", "populate", "huge", "numa", "timeout", "name_with_holders"});
-Signature<10> create_many_names = signature("create_many", 1, 1,
+               "recycle", "populate", "huge", "numa", "timeout", "name_with_holders", "hugetlb"});
+Signature<12> create_many_names = signature("create_many", 1, 1,
                                             {"sizes", "group", "keep", "many_writers", "uninitialised", "recycle",
-                                             "populate", "huge", "timeout", "return_errors"});
+                                             "populate", "huge", "timeout", "return_errors", "hugetlb", "numa"});
 
 }  // namespace
 
@@ -105,7 +75,7 @@ PyObject* session_create(PyObject* self, PyObject* const* given, Py_ssize_t coun
       !to_number(arguments[2], "group", options.group) || !to_keep(arguments[3], keep, options.keep_ns) ||
       !to_flag(arguments[4], many_writers) || !to_flag(arguments[5], replace) ||
       !to_flag(arguments[6], uninitialised) || !to_flag(arguments[7], at_publish) || !to_flag(arguments[8], recycle) ||
-      !to_flag(arguments[9], memory.populate) || !memory.read(arguments[10], arguments[11], options.flags) ||
+      !to_flag(arguments[9], memory.populate) || !memory.read(arguments[10], arguments[14], arguments[11], options) ||
       !to_wait(arguments[12], Wait::broker, options.timeout_ns) ||
       !to_name_with_holders(as<Session>(self), arguments[13], options.name, keep, options.group, with_holders))
     return nullptr;
@@ -142,8 +112,8 @@ PyObject* session_create_many(PyObject* self, PyObject* const* given, Py_ssize_t
   if (!arguments || !to_number(arguments[1], "group", options.group) || !to_keep(arguments[2], keep, options.keep_ns) ||
       !to_flag(arguments[3], many_writers) || !to_flag(arguments[4], uninitialised) ||
       !to_flag(arguments[5], recycle) || !to_flag(arguments[6], memory.populate) ||
-      !memory.read(arguments[7], nullptr, options.flags) || !to_wait(arguments[8], Wait::broker, timeout) ||
-      !to_flag(arguments[9], return_errors))
+      !memory.read(arguments[7], arguments[10], arguments[11], options) ||
+      !to_wait(arguments[8], Wait::broker, timeout) || !to_flag(arguments[9], return_errors))
     return nullptr;
   const Ref sizes(PySequence_Tuple(arguments[0]));
   if (!sizes) return nullptr;

@@ -185,15 +185,17 @@ class Session:
     def create(self, size: SupportsIndex, *, name: str | None = None, group: int = 0, keep: Keep = None,
                many_writers: bool = False, replace: bool = False, uninitialised: bool = False,
                name_at_publish: bool = False, recycle: bool = True, populate: bool = True, huge: bool | None = None,
-               numa: int | None = None, timeout: float = 5.0, name_with_holders: bool | None = None) -> Region:
+               numa: int | None = None, timeout: float = 5.0, name_with_holders: bool | None = None,
+               hugetlb: bool = False) -> Region:
         """Makes a region and maps it for writing. huge: None: where it can be had; False: 4 KiB pages; True: refused
         (`Unsupported`) unless all of it is in huge pages. numa: all its memory comes from this node.
+        hugetlb: only 2 MiB pages that the administrator has reserved (vm.nr_hugepages).
         name_with_holders: the region goes with its last holder, name and all, also in a group that lives on; not with
         keep. None: in the user's group, where no keep is given."""
     def create_many(self, sizes: list[int] | tuple[int, ...], *, group: int = 0, keep: Keep = None,
                     many_writers: bool = False, uninitialised: bool = False, recycle: bool = True,
                     populate: bool = True, huge: bool | None = None, timeout: float = 5.0,
-                    return_errors: bool = False) -> list[Region]:
+                    return_errors: bool = False, hugetlb: bool = False, numa: int | None = None) -> list[Region]:
         """All or none; with return_errors each failed one is an exception in the list."""
     def attach(self, where: str | RegionId | Ticket | bytes, *, write: bool = False, share: bool = False,
                release: bool = False, wait: Timeout = 0, populate: bool = True, timeout: float = 5.0) -> Region:

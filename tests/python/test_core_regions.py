@@ -225,6 +225,15 @@ def test_small_pages_where_huge_ones_are_not_wanted_and_a_refusal_where_they_can
         session.create(4096, huge=True)
 
 
+def test_more_than_the_hosts_reserve_of_hugetlb_pages_is_refused_in_words(session):
+    with open("/proc/meminfo", encoding="ascii") as facts:
+        free = next((int(line.split()[1]) for line in facts if line.startswith("HugePages_Free")), 0)
+    with pytest.raises((shmbroker.NoMemory, shmbroker.Unsupported), match="hugetlb"):
+        session.create((free + 1) * (2 << 20), hugetlb=True)
+    with pytest.raises(shmbroker.Invalid, match="hugetlb"):
+        session.create(0, hugetlb=True)
+
+
 def test_a_descriptor_is_the_callers(session):
     region = session.create(4096)
     memoryview(region)[:2] = b"hi"

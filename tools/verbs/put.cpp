@@ -36,7 +36,8 @@ struct PutOptions {
   Common common;
   std::string file, name, group;
   std::optional<std::int64_t> keep;
-  bool replace = false;
+  std::optional<std::uint32_t> numa;
+  bool replace = false, hugetlb = false;
 };
 
 // A user who presses Ctrl-C gets the message that nothing was put. The region has no name before it is whole, and ends
@@ -120,6 +121,11 @@ Result<Region> create(const Session& session, const PutOptions& options, std::ui
   }
   create.flags |= SHMB_CREATE_NAME_AT_PUBLISH;
   if (options.replace) create.flags |= SHMB_CREATE_REPLACE;
+  if (options.hugetlb) create.flags |= SHMB_CREATE_HUGETLB;
+  if (options.numa) {
+    create.flags |= SHMB_CREATE_ON_NODE;
+    create.numa_node = *options.numa;
+  }
   shmb_error failure{};
   shmb_region* region = nullptr;
   if (shmb_create(session.get(), size, &create, &region, &failure) != SHMB_OK) return std::unexpected(failed(failure));
@@ -248,6 +254,8 @@ Command add_put(CLI::App& app) {
           "How long it stays after the group's end: 0, 10m, 7d, until-released")
       ->type_name("DURATION");
   verb->add_flag("--replace", options->replace, "Take the name over from a region that has it");
+  verb->add_flag("--hugetlb", options->hugetlb, "In 2 MiB pages that the host has reserved (vm.nr_hugepages)");
+  verb->add_option("--numa", options->numa, "All its memory comes from this NUMA node")->type_name("NODE");
   add_common(*verb, options->common, true, true);
   return {verb, [options] { return run_put(*options); }};
 }

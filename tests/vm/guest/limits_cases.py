@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What needs a writable tree of cgroups of version 2."""
+"""What needs a writable tree of cgroups of version 2, or pages that a whole host reserves."""
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
 
-from support import case, good, has, settles
+from support import bad, case, good, has, run, settles
 
 TREE = Path("/sys/fs/cgroup")
+RESERVE = Path("/proc/sys/vm/nr_hugepages")
+PAGE = 2 << 20
 NOBODY = 65534
 BROKER = "/usr/libexec/shmbroker/shmbrokerd"
 
@@ -51,6 +53,10 @@ def processes(*words):
         except OSError:
             continue
     return found
+
+
+def meminfo(key):
+    return int(next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith(key)).split()[1])
 
 
 @case
@@ -153,3 +159,42 @@ def a_broker_with_32_mib_promises_100_gib_and_grows_by_its_books_alone():
     told = good("python3", "/test/exhaustion.py", BROKER, "/usr/bin/shmbroker", "memory")
     has(told, "memory: 1,000 regions of 100 MiB", "none killed")
     print(told)
+
+
+@case
+def hugetlb_regions_take_the_hosts_reserve_and_give_it_back():
+    RESERVE.write_text("16")
+    free = meminfo("HugePages_Free:")
+    assert free == 16, f"{free} of 16 pages could be reserved"
+    data = os.urandom(3 << 20)
+    Path("/tmp/large").write_bytes(data)
+    with OwnBroker() as broker:
+        good("shmbroker", "put", "/tmp/large", "--name", "large", "--hugetlb", "--numa", "0", env=broker.environment)
+        assert meminfo("HugePages_Free:") == free - 2
+        has(good("shmbroker", "inspect", "large", env=broker.environment), "pages 2M")
+        digest = subprocess.run(["shmbroker", "cat", "large"], env=broker.environment, capture_output=True, check=True)
+        assert digest.stdout == data
+        refused = bad("shmbroker", "put", "/tmp/large", "--name", "other", "--numa", "1", env=broker.environment)
+        has(refused, "NUMA node 1")
+        RESERVE.write_text("3")
+        refused = bad("shmbroker", "put", "/tmp/large", "--name", "more", "--hugetlb", env=broker.environment)
+        has(refused, "vm.nr_hugepages", "4.0 MiB")
+        good("shmbroker", "release", "large", env=broker.environment)
+        settles(lambda: meminfo("HugePages_Free:") == meminfo("HugePages_Total:"), "the pages are back")
+    RESERVE.write_text("0")
+
+
+@case
+def the_python_package_makes_hugetlb_regions_that_others_read():
+    RESERVE.write_text("8")
+    program = ("import shmbroker\n"
+               "s = shmbroker.connect()\n"
+               "r = s.create(5 << 20, name='kv', hugetlb=True, numa=0)\n"
+               "memoryview(r)[-5:] = b'hello'\n"
+               "assert r.info().pages == 'huge', r.info()\n"
+               "r.publish()\n"
+               "assert bytes(memoryview(s.attach('kv'))[-5:]) == b'hello'\n")
+    with OwnBroker() as broker:
+        good("python3", "-c", program, env=broker.environment)
+    settles(lambda: meminfo("HugePages_Free:") == 8, "the pages are back")
+    RESERVE.write_text("0")
