@@ -336,7 +336,8 @@ enum shmbw_release_flags {
   SHMBW_RELEASE_UNNAME = 1 << 1,
   SHMBW_RELEASE_KEPT = 1 << 2,
   SHMBW_RELEASE_USED = 1 << 3,
-  SHMBW_RELEASE_KNOWN = 15,
+  SHMBW_RELEASE_UNDO = 1 << 4,
+  SHMBW_RELEASE_KNOWN = 31,
 };
 
 enum shmbw_group_flags {
@@ -647,7 +648,7 @@ struct shmbw_attach_reply {
 struct shmbw_release {
   struct shmbw_region_ref region;
   uint32_t count; /* how many of the session's references; 0: all */
-  uint32_t flags; /* release flags; unname needs right release, recycle says: unmapped, may be reused; one reference given back without it, and the region never is; kept or used, alone and with count 0, give nothing back. kept: one reference of the session is a mapping that it keeps for later messages, and gives back when the event give_up asks for it; used: not any more */
+  uint32_t flags; /* release flags; unname needs right release; undo takes the name away whatever rights were asked for, and only the session that made the region has it; recycle says: unmapped, may be reused; one reference given back without it, and the region never is; kept or used, alone and with count 0, give nothing back. kept: one reference of the session is a mapping that it keeps for later messages, and gives back when the event give_up asks for it; used: not any more */
 };
 
 struct shmbw_release_reply {

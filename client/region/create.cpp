@@ -146,7 +146,7 @@ void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateI
     result = fd ? without_throwing(
                       [&] { return finish_create(session, broker, item, *granted, std::move(*fd), strict, ready); })
                 : Result<Region::Handle>(std::unexpected(fd.error()));
-    if (!result) (void)post_release(*session, granted->region, item.name.empty() ? 0U : unsigned{SHMBW_RELEASE_UNNAME});
+    if (!result) (void)post_release(*session, granted->region, SHMBW_RELEASE_UNDO);
     else if (item.group == 0) session->note_group(granted->group);
   }
   ready.post(*session);
@@ -212,6 +212,6 @@ Result<Region::Handle> create_region(const std::shared_ptr<Session>& session, co
   return std::move(create_regions(session, std::span(&item, 1), timeout)[0]);
 }
 
-void undo_create(LateReply& late) { late.release_granted<shmbw_create_reply>(SHMBW_RELEASE_UNNAME); }
+void undo_create(LateReply& late) { late.release_granted<shmbw_create_reply>(SHMBW_RELEASE_UNDO); }
 
 }  // namespace shmb::client

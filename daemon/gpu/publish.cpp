@@ -256,6 +256,7 @@ Result<PublishedGpu> publish_gpu(Gpu& gpu, Session& session, const shmbw_gpu_pub
     free_region(gpu.regions, region);
     return std::unexpected(lease.error());
   }
+  (*lease)->made = true;
   memory.exporter = session.id;
   // The region that had the name keeps it until the last chunk has come. A new name keeps its place for as long.
   if (!name.empty() && memory.state == SHMBW_GPU_STATE_INCOMPLETE)

@@ -287,6 +287,7 @@ Result<Created> create_region(Regions& regions, Session& session, const shmbw_cr
     undo(regions, group, *region, dirty);
     return std::unexpected(lease.error());
   }
+  (*lease)->made = true;
   if (!name.empty() && !at_publish) give_name(regions, *region, name, std::move(name_charge));
   sponsor_group(session, group);
   return Created{region, *lease, dirty};

@@ -33,6 +33,7 @@ struct Lease : Hook<Lease, OfRegion> {
   std::uint32_t pins = 0;  // GPU registrations of it: it is not sealed meanwhile
   bool kept = false;       // one reference is a mapping that the session gives back on request
   bool asked = false;      // the session was asked to give back what is kept now
+  bool made = false;       // by the request that made the region: it may be undone
   Reach reach = Reach::lent;
   Charge charge;
 

@@ -202,12 +202,16 @@ Result<void> release(Ledger& ledger, Session& session, const shmbw_release& wish
   SHMB_TRY(target, target_by_id(ledger.regions, session, wish.region));
   Region& region = *target.region;
   Lease* lease = find_lease(session, region);
-  bool unname = (wish.flags & SHMBW_RELEASE_UNNAME) != 0;
+  const bool undo = (wish.flags & SHMBW_RELEASE_UNDO) != 0;
+  const bool unname = undo || (wish.flags & SHMBW_RELEASE_UNNAME) != 0;
   if (!lease && !unname) return error(Status::not_found, "this session has no lease on the region");
   if (lease && wish.count > lease->count)
     return error(Status::invalid, "this session has " + std::to_string(lease->count) +
                                       " references to the region, not " + std::to_string(wish.count));
-  if (unname && ((lease ? lease->rights : target.may) & SHMBW_RIGHT_RELEASE) == 0)
+  // The right protects the name from others. A request that failed for its caller leaves nothing, named or not.
+  if (undo && (!lease || !lease->made))
+    return error(Status::denied, "only the session that made a region undoes it, while it has its reference");
+  if (unname && !undo && ((lease ? lease->rights : target.may) & SHMBW_RIGHT_RELEASE) == 0)
     return error(Status::denied, "taking a region's name away needs the right release");
   if (lease && region.gpu && region.gpu->kind == SHMBW_GPU_KIND_LEGACY && region.gpu->exporter == session.id)
     return error(

@@ -84,6 +84,9 @@ TEST_CASE(
     create.timeout_ns = kShort;
     auto late = create;
     late.name = "late";
+    auto poor = create;
+    poor.name = "poor";
+    poor.rights = SHMB_RIGHT_READ | SHMB_RIGHT_WRITE;
     auto attach = sized<shmb_attach_options>();
     attach.timeout_ns = kShort;
     attach.rights = SHMB_RIGHT_READ | SHMB_RIGHT_WRITE;
@@ -110,6 +113,7 @@ TEST_CASE(
         {"connect", [&](shmb_error* e) { return shmb_connect(&connect, &no_session, e); }},
         {"ping", [&](shmb_error* e) { return shmb_ping(s, kShort, e); }},
         {"create", [&](shmb_error* e) { return shmb_create(s, 8192, &late, &no_region, e); }},
+        {"create of few rights", [&](shmb_error* e) { return shmb_create(s, 8192, &poor, &no_region, e); }},
         {"create in huge pages", [&](shmb_error* e) { return shmb_create(s, 4 << 20, &create, &no_region, e); }},
         {"create_many", [&](shmb_error* e) { return shmb_create_many(s, items, 2, kShort, regions_out, nullptr, e); }},
         {"attach", [&](shmb_error* e) { return shmb_attach(s, "kept", &attach, &no_region, e); }},
@@ -182,6 +186,9 @@ TEST_CASE(
     // The name that a late create took is free again; a late publish is done and can be asked for again.
     auto again = sized<shmb_create_options>();
     again.name = "late";
+    REQUIRE_MESSAGE(shmb_create(s, 8192, &again, &no_region, &error) == SHMB_OK, error.sentence);
+    CHECK(shmb_release(no_region, SHMB_RELEASE_UNNAME, nullptr) == SHMB_OK);
+    again.name = "poor";
     REQUIRE_MESSAGE(shmb_create(s, 8192, &again, &no_region, &error) == SHMB_OK, error.sentence);
     CHECK(shmb_release(no_region, SHMB_RELEASE_UNNAME, nullptr) == SHMB_OK);
     CHECK_MESSAGE(shmb_publish(published, SHMB_DEFAULT_TIMEOUT, &error) == SHMB_OK, error.sentence);

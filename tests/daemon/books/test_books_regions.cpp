@@ -161,6 +161,26 @@ TEST_CASE("a name holds its region without any lease until it is taken away with
   CHECK(a.attach_name("", "n", kWrite).status == Status::not_found);
 }
 
+TEST_CASE("a create is undone with its name, whatever rights it asked for, and only by its session") {
+  World world;
+  Client a = world.client(1000), b = world.client(1000);
+  REQUIRE(a.make_group({.name = "g"}).status() == Status::ok);
+  REQUIRE(a.join("g").status() == Status::ok);
+  const Created poor = a.create({.name = "poor", .rights = kWrite});
+  REQUIRE(poor.status == Status::ok);
+  CHECK(a.release(poor.ref(), 1, SHMBW_RELEASE_UNNAME).status == Status::denied);
+  CHECK(b.release(poor.ref(), 1, SHMBW_RELEASE_UNDO).status == Status::denied);
+  REQUIRE(b.attach_name("g", "poor", kWrite).status == Status::ok);
+  CHECK(b.release(poor.ref(), 1, SHMBW_RELEASE_UNDO).status == Status::denied);
+  CHECK(b.release(poor.ref()).status == Status::ok);
+  CHECK(a.release(poor.ref(), 1, SHMBW_RELEASE_UNDO).status == Status::ok);
+  CHECK(a.status().regions == 0);
+  const Created unnamed = a.create({.rights = kWrite});
+  CHECK(a.release(unnamed.ref(), 1, SHMBW_RELEASE_UNDO).status == Status::ok);
+  CHECK(a.status().regions == 0);
+  CHECK(a.status().leases == 0);
+}
+
 TEST_CASE("a name with holders goes with the last lease, ticket or process that has it, in a group that lives on") {
   World world;
   Client a = world.client(1000), b = world.client(1000);
