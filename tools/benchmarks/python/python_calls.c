@@ -1,13 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C side of the figures python.core: the same calls as python_calls.py makes through `_core`, at the same broker. Reads
- * lines "send COUNT" and "attach COUNT" and answers each with the microseconds of one call. */
+/* The C side of the figures python.core: the same calls as python_calls.py makes through `_core`, at the same broker and in
+ * the same process, so that both sides have the same memory map, caches and library. The session is this side's own. Each
+ * function answers with the microseconds of one call. */
 #include <shmbroker.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#define EXPORTED __attribute__((visibility("default")))
+
 enum { BATCH = 128 };
+
+static shmb_session* session;
+static shmb_queue* queue;
+static shmb_message* messages[BATCH];
+static shmb_region_id id;
 
 static void must(int status, const char* what, const shmb_error* error) {
   if (status == SHMB_OK) return;
@@ -21,43 +29,12 @@ static double microseconds(clockid_t clock) {
   return (double)now.tv_sec * 1e6 + (double)now.tv_nsec * 1e-3;
 }
 
-static double send(shmb_queue* queue, shmb_message** messages, long count) {
-  shmb_error error;
-  char bytes[56] = {0};
-  double took = 0;
-  for (long round = 0; round < count; ++round) {
-    const double begin = microseconds(CLOCK_MONOTONIC);
-    for (int i = 0; i < BATCH; ++i) must(shmb_queue_send(queue, bytes, sizeof bytes, SHMB_NO_WAIT, &error), "send", &error);
-    took += microseconds(CLOCK_MONOTONIC) - begin;
-    size_t got = 0;
-    must(shmb_queue_receive_many(queue, messages, BATCH, SHMB_NO_WAIT, &got, &error), "receive", &error);
-    for (size_t i = 0; i < got; ++i) must(shmb_message_done(messages[i], &error), "done", &error);
-  }
-  return took / (double)count / BATCH;
-}
-
-static double attach(shmb_session* session, shmb_region_id id, long count) {
-  shmb_error error;
-  shmb_attach_options options;
-  memset(&options, 0, sizeof options);
-  options.size = sizeof options;
-  options.rights = SHMB_RIGHT_READ | SHMB_RIGHT_WRITE;
-  const double begin = microseconds(CLOCK_PROCESS_CPUTIME_ID);
-  for (long i = 0; i < count; ++i) {
-    shmb_region* region = NULL;
-    must(shmb_attach_id(session, &id, &options, &region, &error), "attach", &error);
-    must(shmb_release(region, 0, &error), "release", &error);
-  }
-  return (microseconds(CLOCK_PROCESS_CPUTIME_ID) - begin) / (double)count;
-}
-
-int main(int argc, char** argv) {
+EXPORTED void python_calls_open(const char* socket) {
   shmb_error error;
   shmb_connect_options where;
   memset(&where, 0, sizeof where);
   where.size = sizeof where;
-  where.socket = argc > 1 ? argv[1] : NULL;
-  shmb_session* session = NULL;
+  where.socket = socket;
   must(shmb_connect(&where, &session, &error), "connect", &error);
   const shmb_size_class slots = {4096, 4, 0};
   shmb_pool_options pooled;
@@ -73,19 +50,39 @@ int main(int argc, char** argv) {
   opened.kind = SHMB_QUEUE_SPSC;
   opened.role = SHMB_QUEUE_READER | SHMB_QUEUE_WRITER;
   opened.cells = 2 * BATCH;
-  shmb_queue* queue = NULL;
   must(shmb_queue_open(pool, "calls", &opened, &queue, &error), "queue", &error);
-  shmb_message* messages[BATCH];
   for (int i = 0; i < BATCH; ++i) must(shmb_message_new(&messages[i], &error), "message", &error);
   shmb_region* region = NULL;
   must(shmb_create(session, 4096, NULL, &region, &error), "create", &error);
+  id = shmb_region_get_id(region);
+}
 
-  char what[16];
-  long count = 0;
-  while (scanf("%15s %ld", what, &count) == 2) {
-    printf("%.6f\n", strcmp(what, "send") == 0 ? send(queue, messages, count)
-                                               : attach(session, shmb_region_get_id(region), count));
-    fflush(stdout);
+EXPORTED double python_calls_send(long count) {
+  shmb_error error;
+  char bytes[56] = {0};
+  double took = 0;
+  for (long round = 0; round < count; ++round) {
+    const double begin = microseconds(CLOCK_MONOTONIC);
+    for (int i = 0; i < BATCH; ++i) must(shmb_queue_send(queue, bytes, sizeof bytes, SHMB_NO_WAIT, &error), "send", &error);
+    took += microseconds(CLOCK_MONOTONIC) - begin;
+    size_t got = 0;
+    must(shmb_queue_receive_many(queue, messages, BATCH, SHMB_NO_WAIT, &got, &error), "receive", &error);
+    for (size_t i = 0; i < got; ++i) must(shmb_message_done(messages[i], &error), "done", &error);
   }
-  return 0;
+  return took / (double)count / BATCH;
+}
+
+EXPORTED double python_calls_attach(long count) {
+  shmb_error error;
+  shmb_attach_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.rights = SHMB_RIGHT_READ | SHMB_RIGHT_WRITE;
+  const double begin = microseconds(CLOCK_PROCESS_CPUTIME_ID);
+  for (long i = 0; i < count; ++i) {
+    shmb_region* region = NULL;
+    must(shmb_attach_id(session, &id, &options, &region, &error), "attach", &error);
+    must(shmb_release(region, 0, &error), "release", &error);
+  }
+  return (microseconds(CLOCK_PROCESS_CPUTIME_ID) - begin) / (double)count;
 }

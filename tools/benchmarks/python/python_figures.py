@@ -4,7 +4,7 @@
 
 Both sides of a figure are measured in turn, so that a slow second affects both. `floor` is the other side's value.
 
-usage: python_figures.py [--quick] [--json FILE] [--calls PROGRAM] [PART...]
+usage: python_figures.py [--quick] [--json FILE] [--calls LIBRARY] [PART...]
 """
 import argparse
 import json
@@ -29,11 +29,11 @@ class Bench:
     def __init__(self, times, quick):
         self.times, self.quick, self.records = times, quick, []
 
-    def pairs(self, ours, theirs, count):
+    def pairs(self, ours, theirs, count, turns=1):
         """Both sides' values, measured in turn after one measurement that does not count."""
         ours(1), theirs(1)
         count = min(count, 3) if self.quick else count
-        return [(ours(count), theirs(count)) for _ in range(self.times)]
+        return [(ours(count), theirs(count)) for _ in range(self.times * (1 if self.quick else turns))]
 
     def record(self, name, unit, pairs, target="-", better="<", **peers):
         """target: "<= 0.5 x floor", ">= 2 x floor", or "<= 15" of the value; better: which way a figure without one is read."""
@@ -97,17 +97,16 @@ def shared(bench):
         bench.record(f"python.shared_memory.1MiB.{name}", "us", pairs, target)
 
 
-def calls(bench, program):
-    if program is None:
+def calls(bench, library):
+    if library is None:
         return
-    with python_calls.Calls(program) as both:
-        for name, ours, theirs, count in both.figures():
-            pairs = bench.pairs(ours, theirs, count)
-            added = statistics.median(pair[0] - pair[1] for pair in pairs)
-            bench.record(f"python.core.{name}", "us", pairs, added=added)
-            # The difference of each pair, beside the C function's own time.
-            differences = [(pair[0] - pair[1], pair[1]) for pair in pairs]
-            bench.record(f"python.core.{name}.added", "us", differences, "<= 0.15")
+    for name, ours, theirs, count, turns in python_calls.Calls(library).figures():
+        pairs = bench.pairs(ours, theirs, count, turns)
+        added = statistics.median(pair[0] - pair[1] for pair in pairs)
+        bench.record(f"python.core.{name}", "us", pairs, added=added)
+        # The difference of each pair, beside the C function's own time.
+        differences = [(pair[0] - pair[1], pair[1]) for pair in pairs]
+        bench.record(f"python.core.{name}.added", "us", differences, "<= 0.15")
 
 
 def pair_of(bench, name, unit, ours, theirs, count, target, peers=()):
@@ -168,7 +167,7 @@ def main():
     parser.add_argument("PART", nargs="*", help=f"of {', '.join(parts)}; none: all")
     parser.add_argument("--quick", action="store_true", help="each figure once: a smoke test, not a measurement")
     parser.add_argument("--json")
-    parser.add_argument("--calls", help="shmbroker-python-calls, the C side of python.core")
+    parser.add_argument("--calls", help="the library of python_calls.c, the C side of python.core")
     options = parser.parse_args()
     unknown = [part for part in options.PART if part not in parts]
     if unknown:
