@@ -141,6 +141,11 @@ bool to_flag(PyObject* value, bool& flag) {
 
 bool to_number(PyObject* value, const char* what, std::uint64_t& number) {
   if (value == nullptr) return true;
+  if (PyLong_CheckExact(value)) {
+    number = PyLong_AsUnsignedLongLong(value);
+    if (number != UINT64_MAX) return true;
+    PyErr_Clear();
+  }
   const Ref index(PyNumber_Index(value));
   if (!index) return false;
   number = PyLong_AsUnsignedLongLong(index.get());

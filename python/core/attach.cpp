@@ -55,7 +55,7 @@ PyObject* session_attach(PyObject* self, PyObject* const* given, Py_ssize_t coun
   options.rights = rights_of(write, share, release);
   options.flags = populate ? 0U : unsigned{SHMB_ATTACH_NO_POPULATE};
   shmb_region* region = nullptr;
-  shmb_error error{};
+  shmb_error error;  // filled in where a call fails
   const int status = wait_in(as<Session>(self), wait > 0 ? wait : SHMB_FOREVER, [&](std::int64_t left) {
     options.wait_ns = wait > 0 ? left : wait;
     if (place.address != nullptr) return shmb_attach(session, place.address, &options, &region, &error);
@@ -64,7 +64,7 @@ PyObject* session_attach(PyObject* self, PyObject* const* given, Py_ssize_t coun
   });
   if (status == kRaised) return nullptr;
   if (status != SHMB_OK) return raise(error);
-  return make_region(as<Session>(self), region, place.address != nullptr ? arguments[0] : nullptr);
+  return make_region(as<Session>(self), region, place.address != nullptr ? arguments[0] : nullptr, !write);
 }
 
 PyObject* regions_or_error(Session* session, std::vector<shmb_region*>& regions, const std::vector<int>& statuses,

@@ -44,6 +44,7 @@ struct Region {
   Py_ssize_t exports;
   std::uint32_t release_flags;
   bool readonly;
+  bool findable;  // `find` knows it: from its first buffer on
   void finish();
 };
 
@@ -145,7 +146,9 @@ bool add_queue(PyObject* module);
 bool add_message(PyObject* module);
 bool add_type(PyObject* module, PyType_Spec& spec, PyTypeObject*& type);
 
+// The second form is for a caller that knows which rights the handle has.
 PyObject* make_region(Session* session, shmb_region* handle, PyObject* name);
+PyObject* make_region(Session* session, shmb_region* handle, PyObject* name, bool readonly);
 PyObject* make_slot(PoolHandle* pool, const shmb_slot& slot, std::uint64_t offset, std::uint64_t length, bool readonly);
 PyObject* make_message(Queue* queue, shmb_message* handle);
 // A borrowed message goes back to its queue, which is closed. False: BufferError is set.

@@ -13,6 +13,18 @@ shmb_region* region_of(PyObject* self) {
   return region->calls.closed ? raise_closed("region") : region->handle;
 }
 
+// An address has left: `find` is to know it.
+void make_findable(Region* region) {
+  if (region->findable) return;
+  remember(static_cast<const std::byte*>(shmb_region_data(region->handle)), shmb_region_length(region->handle),
+           as_object(region));
+  region->findable = true;
+}
+void make_unfindable(Region* region) {
+  if (!std::exchange(region->findable, false)) return;
+  forget(static_cast<const std::byte*>(shmb_region_data(region->handle)), as_object(region));
+}
+
 bool no_buffers(Region* region, const char* what) {
   if (region->exports == 0) return true;
   PyErr_Format(PyExc_BufferError, "the region cannot be %s: %zd buffers of it are in use (memoryviews or arrays)", what,
@@ -32,6 +44,7 @@ int get_buffer(PyObject* self, Py_buffer* view, int flags) {
   }
   const auto length = static_cast<Py_ssize_t>(shmb_region_length(handle));
   if (PyBuffer_FillInfo(view, self, data, length, region->readonly ? 1 : 0, flags) != 0) return -1;
+  make_findable(region);
   ++region->exports;
   return 0;
 }
@@ -53,7 +66,9 @@ PyObject* get_id(PyObject* self, void*) {
 }
 PyObject* get_address(PyObject* self, void*) {
   shmb_region* const handle = region_of(self);
-  return handle == nullptr ? nullptr : PyLong_FromVoidPtr(shmb_region_data(handle));
+  if (handle == nullptr) return nullptr;
+  make_findable(as<Region>(self));
+  return PyLong_FromVoidPtr(shmb_region_data(handle));
 }
 PyObject* get_name(PyObject* self, void*) { return Py_NewRef(as<Region>(self)->name); }
 PyObject* get_readonly(PyObject* self, void*) { return PyBool_FromLong(as<Region>(self)->readonly); }
@@ -101,7 +116,7 @@ PyObject* publish(PyObject* self, PyObject* const* given, Py_ssize_t count, PyOb
   if (handle == nullptr || !no_buffers(region, "published")) return nullptr;
   if (region->calls.any()) return raise(SHMB_E_BUSY, "another thread is in a call on this region");
   // The mapping may move: no new buffer begins meanwhile.
-  forget(static_cast<const std::byte*>(shmb_region_data(handle)), self);
+  make_unfindable(region);
   region->calls.closed = true;
   shmb_error error{};
   const int status =
@@ -112,7 +127,6 @@ PyObject* publish(PyObject* self, PyObject* const* given, Py_ssize_t count, PyOb
   shmb_error ignored{};
   if (shmb_region_get_info(handle, &facts, &ignored) == SHMB_OK)
     region->readonly = (facts.rights & SHMB_RIGHT_WRITE) == 0 || facts.state == SHMB_REGION_PUBLISHED;
-  remember(static_cast<const std::byte*>(shmb_region_data(handle)), shmb_region_length(handle), self);
   if (status == kRaised) return nullptr;
   if (status != SHMB_OK) return raise(error);
   region->readonly = true;
@@ -183,6 +197,10 @@ PyObject* descriptor(PyObject* self, PyObject*) {
 }
 
 PyObject* close(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
+  if (count == 0 && names == nullptr && as<Region>(self)->exports == 0) {  // what nearly every call is
+    close_handle(as<Region>(self));
+    Py_RETURN_NONE;
+  }
   static Signature<2> close_names = signature("close", 0, 0, {"unname", "recycle"});
   const Arguments arguments(close_names, given, count, names);
   bool unname = false, recycle = true;
@@ -198,7 +216,7 @@ PyObject* close(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObje
   }
   // With its name: the broker answers, and may refuse.
   shmb_region* const handle = region->handle;
-  forget(static_cast<const std::byte*>(shmb_region_data(handle)), self);
+  make_unfindable(region);
   region->calls.closed = true;
   region->handle = nullptr;
   shmb_error error{};
@@ -223,10 +241,12 @@ PyObject* repr(PyObject* self) {
 }
 
 void deallocate(PyObject* self) {
-  const KeptException kept;
   auto* const region = as<Region>(self);
   if (region->weak != nullptr) PyObject_ClearWeakRefs(self);
-  close_handle(region);
+  if (region->handle != nullptr) {
+    const KeptException kept;
+    close_handle(region);
+  }
   Py_CLEAR(region->session);
   Py_CLEAR(region->name);
   free_object(self);
@@ -271,19 +291,26 @@ PyType_Spec spec = {"shmbroker._core.Region", sizeof(Region), 0,
 }  // namespace
 
 void Region::finish() {
+  if (handle == nullptr) return;
+  make_unfindable(this);
   shmb_region* const ended = std::exchange(handle, nullptr);
-  if (ended == nullptr) return;
-  forget(static_cast<const std::byte*>(shmb_region_data(ended)), as_object(this));
-  shmb_error error{};
   if (shmb_region_length(ended) < (1 << 20)) {
-    (void)shmb_release(ended, release_flags, &error);
+    (void)shmb_release(ended, release_flags, nullptr);
     return;
   }
   const Unlocked unlocked;  // the kernel takes large mappings apart page by page
-  (void)shmb_release(ended, release_flags, &error);
+  (void)shmb_release(ended, release_flags, nullptr);
 }
 
 PyObject* make_region(Session* session, shmb_region* handle, PyObject* name) {
+  shmb_region_info facts{};
+  facts.size = sizeof(facts);
+  const bool readonly = shmb_region_get_info(handle, &facts, nullptr) != SHMB_OK ||
+                        (facts.rights & SHMB_RIGHT_WRITE) == 0 || facts.state == SHMB_REGION_PUBLISHED;
+  return make_region(session, handle, name, readonly);
+}
+
+PyObject* make_region(Session* session, shmb_region* handle, PyObject* name, bool readonly) {
   auto* const made = make_object<Region>(types.region);
   if (made == nullptr) {
     (void)shmb_release(handle, 0, nullptr);
@@ -292,11 +319,7 @@ PyObject* make_region(Session* session, shmb_region* handle, PyObject* name) {
   made->handle = handle;
   made->session = as<Session>(Py_NewRef(as_object(session)));
   made->name = Py_NewRef(name != nullptr ? name : Py_None);
-  shmb_region_info facts{};
-  facts.size = sizeof(facts);
-  made->readonly = shmb_region_get_info(handle, &facts, nullptr) != SHMB_OK || (facts.rights & SHMB_RIGHT_WRITE) == 0 ||
-                   facts.state == SHMB_REGION_PUBLISHED;
-  remember(static_cast<const std::byte*>(shmb_region_data(handle)), shmb_region_length(handle), as_object(made));
+  made->readonly = readonly;
   return as_object(made);
 }
 

@@ -177,15 +177,40 @@ Row& Row::keep(std::int64_t nanoseconds) {
   return nanoseconds == SHMB_KEEP_UNTIL_RELEASED ? text("released") : seconds(nanoseconds);
 }
 
+namespace {
+
+// The epoch of the last identity that was made, as an object. A program has one broker, so its identities share it. It
+// is recognised without being read, because to read a number of 64 bits takes as long as the rest of an identity.
+struct {
+  std::uint64_t number = 0;
+  PyObject* object = nullptr;
+} epoch;
+
+PyObject* epoch_object(std::uint64_t number) {
+  if (epoch.object != nullptr && epoch.number == number) return Py_NewRef(epoch.object);
+  PyObject* const made = PyLong_FromUnsignedLongLong(number);
+  if (made == nullptr) return nullptr;
+  epoch.number = number;
+  Py_XDECREF(std::exchange(epoch.object, Py_NewRef(made)));
+  return made;
+}
+
+bool to_epoch(PyObject* object, std::uint64_t& number) {
+  if (object == epoch.object) return number = epoch.number, true;
+  return to_number(object, "the epoch of a RegionId", number);
+}
+
+}  // namespace
+
 PyObject* make_region_id(const shmb_region_id& id) {
-  return Row(Value::region_id).number(id.epoch).number(id.id).number(id.generation).done();
+  return Row(Value::region_id).add(epoch_object(id.epoch)).number(id.id).number(id.generation).done();
 }
 
 bool is_region_id(PyObject* object) { return Py_IS_TYPE(object, value_type(Value::region_id)); }
 
 bool to_region_id(PyObject* object, shmb_region_id& id) {
   id = {};
-  return to_number(PyStructSequence_GetItem(object, 0), "the epoch of a RegionId", id.epoch) &&
+  return to_epoch(PyStructSequence_GetItem(object, 0), id.epoch) &&
          to_number(PyStructSequence_GetItem(object, 1), "the id of a RegionId", id.id) &&
          to_number(PyStructSequence_GetItem(object, 2), "the generation of a RegionId", id.generation);
 }

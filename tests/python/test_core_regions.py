@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regions as Python objects: buffers without a copy, counted, closed in any order, and refused with a clear error."""
+import ctypes
 import gc
 import os
 import pickle
@@ -277,6 +278,12 @@ def test_a_region_is_found_by_a_buffer_in_it(session):
     assert shmbroker.find(array[100:200]) is region
     assert shmbroker.find(bytearray(10)) is None
     del array
+    assert shmbroker.find((ctypes.c_char * 10).from_address(region.address + 100)) is region
+    region.publish()  # its memory may move
+    assert shmbroker.find(numpy.asarray(region)) is region
+    by_address = session.attach(region.id)
+    assert shmbroker.find((ctypes.c_char * 10).from_address(by_address.address)) is by_address
+    by_address.close()
     region.close()
 
 
