@@ -75,13 +75,19 @@ int guarded_to_end(shmb_error* out, Body&& body) noexcept {
   });
 }
 
-// For what every message calls: `short_way` answers whether it has done all of it. It has changed nothing where it
-// answers no, and then `body` does it.
-template <class ShortWay, class Body>
-[[gnu::always_inline]] inline int guarded_short(shmb_error* out, ShortWay&& short_way, Body&& body) noexcept {
+// For what every message calls. `short_way` answers by a Now. `full` and `empty` are the outcome of a call that does
+// not wait: `why` makes the sentence, if there is a place for it. All else `body` does.
+template <class ShortWay, class Why, class Body>
+[[gnu::always_inline]] inline int guarded_short(shmb_error* out, bool waits, ShortWay&& short_way, Why&& why,
+                                                Body&& body) noexcept {
   try {
-    if (short_way()) [[likely]]
+    const Now now = short_way();
+    if (now == Now::done) [[likely]]
       return SHMB_OK;
+    if (now != Now::ask && !waits) {
+      if (out == nullptr) return now == Now::full ? SHMB_E_FULL : SHMB_E_EMPTY;
+      return report(why(now), out);
+    }
   } catch (...) {
     return guarded(out, []() -> Result<void> { throw; });
   }

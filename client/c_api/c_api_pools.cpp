@@ -9,6 +9,12 @@ Result<std::shared_ptr<Pool>> pool_of(shmb_pool* pool) {
   return pool->it;
 }
 
+namespace {
+
+// Of a short way that answers `done` or `ask` alone.
+Error no_reason(Now) { return {}; }
+
+}  // namespace
 }  // namespace shmb::client::c_api
 
 using namespace shmb;
@@ -125,11 +131,11 @@ int shmb_pool_get_info(shmb_pool* pool, shmb_pool_info* info, shmb_error* error)
 int shmb_slot_acquire(shmb_pool* pool, uint64_t length, int64_t wait_ns, shmb_slot* slot, shmb_error* error) noexcept {
   auto short_way = [&] {
     Slot taken;
-    if (pool == nullptr || slot == nullptr || !pool->it->acquire_at_once(length, taken)) return false;
+    if (pool == nullptr || slot == nullptr || pool->it->acquire_now(length, taken) != Now::done) return Now::ask;
     *slot = to_c(taken);
-    return true;
+    return Now::done;
   };
-  return guarded_short(error, short_way, [&]() -> Result<void> {
+  return guarded_short(error, true, short_way, no_reason, [&]() -> Result<void> {
     if (pool == nullptr || slot == nullptr) return shmb::error(Status::invalid, "no pool, or no place for the slot");
     SHMB_TRY(taken, pool->it->acquire(length, wait_ns));
     *slot = to_c(taken);
@@ -145,8 +151,10 @@ int shmb_slot_retain(shmb_pool* pool, const shmb_slot* slot, shmb_error* error) 
 }
 
 int shmb_slot_release(shmb_pool* pool, const shmb_slot* slot, shmb_error* error) noexcept {
-  auto short_way = [&] { return pool != nullptr && slot != nullptr && pool->it->release_at_once(to_slot(*slot)); };
-  return guarded_short(error, short_way, [&]() -> Result<void> {
+  auto short_way = [&] {
+    return pool == nullptr || slot == nullptr ? Now::ask : pool->it->release_now(to_slot(*slot));
+  };
+  return guarded_short(error, true, short_way, no_reason, [&]() -> Result<void> {
     if (pool == nullptr || slot == nullptr) return shmb::error(Status::invalid, "no pool, or no slot, was given");
     return pool->it->release(to_slot(*slot));
   });

@@ -215,9 +215,11 @@ int shmb_queue_get_info(shmb_queue* queue, shmb_queue_info* info, shmb_error* er
 int shmb_queue_send(shmb_queue* queue, const void* data, uint64_t length, int64_t wait_ns, shmb_error* error) noexcept {
   const auto* const bytes = static_cast<const std::byte*>(data);
   auto short_way = [&] {
-    return queue != nullptr && (data != nullptr || length == 0) && queue->it->send_at_once({bytes, length});
+    if (queue == nullptr || (data == nullptr && length != 0)) return Now::ask;
+    return queue->it->send_now({bytes, length});
   };
-  return guarded_short(error, short_way, [&]() -> Result<void> {
+  auto why = [&](Now now) { return queue->it->why(now); };
+  return guarded_short(error, wait_ns != SHMB_NO_WAIT, short_way, why, [&]() -> Result<void> {
     if (queue == nullptr) return shmb::error(Status::invalid, "no queue was given");
     if (data == nullptr && length != 0) return shmb::error(Status::invalid, "a length and no data were given");
     return queue->it->send({bytes, static_cast<std::size_t>(length)}, wait_ns);
@@ -225,8 +227,9 @@ int shmb_queue_send(shmb_queue* queue, const void* data, uint64_t length, int64_
 }
 
 int shmb_queue_send_slot(shmb_queue* queue, const shmb_slot* slot, int64_t wait_ns, shmb_error* error) noexcept {
-  auto short_way = [&] { return queue != nullptr && slot != nullptr && queue->it->send_at_once(to_slot(*slot)); };
-  return guarded_short(error, short_way, [&]() -> Result<void> {
+  auto short_way = [&] { return queue == nullptr || slot == nullptr ? Now::ask : queue->it->send_now(to_slot(*slot)); };
+  auto why = [&](Now now) { return queue->it->why(now); };
+  return guarded_short(error, wait_ns != SHMB_NO_WAIT, short_way, why, [&]() -> Result<void> {
     if (queue == nullptr || slot == nullptr) return shmb::error(Status::invalid, "no queue, or no slot, was given");
     return queue->it->send(to_slot(*slot), wait_ns);
   });
@@ -286,10 +289,11 @@ void shmb_message_free(shmb_message* message) noexcept {
 int shmb_queue_receive(shmb_queue* queue, shmb_message* message, uint32_t flags, int64_t wait_ns,
                        shmb_error* error) noexcept {
   auto short_way = [&] {
-    return queue != nullptr && message != nullptr && (flags & ~unsigned{SHMB_RECEIVE_KEEP}) == 0 &&
-           queue->it->receive_at_once(message->it, (flags & SHMB_RECEIVE_KEEP) != 0, wait_ns);
+    if (queue == nullptr || message == nullptr || (flags & ~unsigned{SHMB_RECEIVE_KEEP}) != 0) return Now::ask;
+    return queue->it->receive_now(message->it, (flags & SHMB_RECEIVE_KEEP) != 0, wait_ns);
   };
-  return guarded_short(error, short_way, [&]() -> Result<void> {
+  auto why = [&](Now now) { return queue->it->why(now); };
+  return guarded_short(error, wait_ns != SHMB_NO_WAIT, short_way, why, [&]() -> Result<void> {
     if (queue == nullptr || message == nullptr)
       return shmb::error(Status::invalid, "no queue, or no message to receive into, was given");
     if ((flags & ~unsigned{SHMB_RECEIVE_KEEP}) != 0)

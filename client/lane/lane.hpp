@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A lane: a ring of cells in a pool's control area, with one sender and its receivers. LaneSender and LaneReceiver are
-// the two ends as one process has them.
+// what the two ends of all lanes have in common. Each kind of lane has a file with its own two ends:
 //
-// The kinds of lanes:
-// - line: one receiver. Its path is inline, without a locked instruction except the fence before the look for sleepers.
-// - claim: receivers compete, and each message is taken once.
-// - broadcast: every receiver gets every message, or with kQueueDropOldest the newest ones.
+// - spsc.hpp: one receiver (a line lane in the documents).
+// - mpmc.hpp: receivers compete, and each message is taken once (a claim lane).
+// - broadcast.hpp: every receiver gets every message, or with kQueueDropOldest the newest ones.
+//
+// The kind is chosen when an end is opened. From there on it is a type: SenderOf and ReceiverOf (client/queue) are
+// templates over these classes, and no function below asks which kind it has. Concepts at the end of this file say what
+// such a class must offer.
 //
 // A cell's word holds its state, the tag of the message and the position. The sender writes the body, then stores the
-// word: empty becomes full. In claim lanes a receiver changes full to claimed. A done cell is empty again; in line and
+// word: empty becomes full. In mpmc lanes a receiver changes full to claimed. A done cell is empty again; in spsc and
 // broadcast lanes the receiver's own position says so. A broadcast writer marks a cell busy while it overwrites it.
 //
 // Invariants:
@@ -22,13 +25,14 @@
 // The participant's lock must be held for all functions.
 #pragma once
 
-#include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "client/lane/participant.hpp"
@@ -49,15 +53,15 @@ struct Held {
   bool nothing() const { return slot == pool::kNone && list == nullptr; }
 };
 
+inline constexpr std::uint64_t kWithoutTag = (std::uint64_t{1} << 56) - 1;
+
+// What the senders of all kinds have: the books of the messages in flight, which say what each of them holds.
 class LaneSender {
  public:
   using LetGoRegions = std::function<void(Held&&)>;  // gets messages with regions, after their slots were dropped
   enum class Room { yes, full, broken };
 
-  // `start`: the position of the first message, 0 in every lane that a broker made.
-  LaneSender(Participant& participant, pool::LaneView lane, pool::QueueKind kind, std::uint32_t queue_flags,
-             std::uint32_t queue, LetGoRegions let_go_regions, std::uint64_t start = 0);
-  ~LaneSender();
+  virtual ~LaneSender();
   LaneSender(const LaneSender&) = delete;
   LaneSender& operator=(const LaneSender&) = delete;
 
@@ -65,74 +69,71 @@ class LaneSender {
   std::uint32_t body_room() const { return body_room_; }
   // Whether a message may be published now. Drops the references of done cells where it must look at them anyway. A
   // broadcast lane without readers always has room, and so has one that drops its oldest.
-  Room room();
-  // Call only after room() returned yes. For a tag up to 120, `body` has as many bytes as the tag. Otherwise it is a
-  // Handle and what follows it, at most body_room() bytes. Each slot in `held` has had one hold() for this message. The
-  // references in `held` are dropped when the cell is done. `deadline` (CLOCK_MONOTONIC, 0 none) goes into the cell
-  // only with kQueueExpiring. Wakes the readers.
+  virtual Room room() = 0;
+  // Publishes a message. Call it only after room() returned yes. For a tag up to 120, `body` has as many bytes as the
+  // tag. Otherwise it is a Handle and what follows it, at most body_room() bytes. Each slot in `held` has had one
+  // hold() for this message. The references in `held` are dropped when the cell is done. `deadline` (CLOCK_MONOTONIC, 0
+  // none) goes into the cell only with kQueueExpiring. wake_readers() must follow before this process waits for
+  // anything.
+  virtual void put(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline) = 0;
+  virtual void wake_readers(std::uint64_t messages) = 0;  // that were put since the last call
   void publish(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline = 0) {
     put(tag, body, std::move(held), deadline);
-    wake_readers();
+    wake_readers(1);
   }
-  // The two halves of publish(), for several messages and one wake. The wake must come before this process waits for
-  // anything.
-  void put(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline);
-  void wake_readers(std::uint64_t messages = 1);
   void count_in_region() {  // only this end writes it
     auto& count = lane_.in_regions();
     count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
-  void reclaim();  // drops the references of all cells that are done or expired
-  // Claim lanes: takes back the n-th message from the end (0: the last), unless a receiver has claimed it.
-  bool take_back(std::uint64_t n = 0);
-  void expire(std::int64_t now);  // claim lanes: takes back expired messages that no receiver has claimed
-  std::uint64_t in_flight();      // messages that some receiver is not done with
-  std::uint64_t expired() const { return expired_; }
-  std::int64_t earliest() const { return earliest_; }  // when the next message may expire (INT64_MAX: none)
-  bool holding() const { return holding_ > 0; }        // as far as known, a message in flight holds something
+  void reclaim() {  // drops the references of all cells that are done or expired
+    if (holding_ != 0 || expiring_) reclaim_cells();
+  }
+  virtual std::uint64_t in_flight() = 0;  // messages that some receiver is not done with
+  // The queue was closed after the last `last` messages were put. How many of them do not count as sent? The lane takes
+  // back what no reader can have.
+  virtual std::uint64_t unsend(std::uint64_t last) { return last; }
+  // Takes back messages that have expired and that no receiver can have. Whether there were any.
+  virtual bool expire(std::int64_t) { return false; }
+  virtual std::int64_t earliest() const { return INT64_MAX; }  // when the next message may expire (INT64_MAX: none)
+  virtual std::uint64_t expired() const { return 0; }
+  bool holding() const { return holding_ > 0; }  // as far as known, a message in flight holds something
   std::uint32_t queue() const { return queue_; }
   // L3: the receiver is gone for good. Drops everything in flight; the lane must not be used any more.
   void give_up_all();
 
- private:
-  Room room_line();
-  Room room_claim();
-  Room room_broadcast();
-  void publish_claim(std::uint8_t tag, std::span<const std::byte> body, std::int64_t deadline);
-  void publish_broadcast(std::uint8_t tag, std::span<const std::byte> body, std::int64_t deadline, Held held);
-  Room advance_line();
-  std::uint64_t reclaim_claim();
-  std::uint64_t reclaim_broadcast();
-  std::uint64_t slowest_reader();
-  void done_until(std::uint64_t position);
+ protected:
+  // `start`: the position of the first message, 0 in every lane that a broker made.
+  LaneSender(Participant& participant, pool::LaneView lane, std::uint32_t queue_flags, std::uint32_t queue,
+             LetGoRegions let_go_regions, std::uint64_t start);
+
+  virtual void reclaim_cells() = 0;
+  void done_until(std::uint64_t position);  // every message before it is done
   void let_go(std::uint64_t position, bool overwritten = false);
-  bool cell_done(std::uint64_t position) const;
-  std::size_t place(std::uint64_t position) const { return position & (lane_.cells() - 1); }
   void keep_held(Held&& held) {
     if (held.nothing()) return;
     held_[place(next_)] = std::move(held);
     ++holding_;
     ++participant_.in_flight_;
   }
+  std::size_t place(std::uint64_t position) const { return position & (lane_.cells() - 1); }
   template <Step half>
   void write_body(std::byte* to, std::span<const std::byte> body, std::int64_t deadline);
 
   Participant& participant_;
   const pool::LaneView lane_;
-  const pool::QueueKind kind_;
   const bool expiring_, drop_oldest_;
   const std::uint32_t queue_, body_room_;
   pool::Waiters& readers_;
-  std::uint64_t next_;   // position of the next message
-  std::uint64_t done_;   // every message before it is done, and its references are dropped
-  std::uint64_t limit_;  // broadcast: the first position that must not be written yet
-  std::uint64_t holding_ = 0, expired_ = 0;
-  std::vector<Held> held_;               // by cell; a done cell holds nothing
-  std::vector<std::int64_t> deadlines_;  // claim with kQueueExpiring: by cell
-  std::int64_t earliest_ = INT64_MAX;    // the earliest of those in flight
+  std::uint64_t next_;  // position of the next message
+  std::uint64_t done_;  // every message before it is done, and its references are dropped
+  std::uint64_t holding_ = 0;
+
+ private:
+  std::vector<Held> held_;  // by cell; a done cell holds nothing
   LetGoRegions let_go_regions_;
 };
 
+// What the receivers of all kinds have: where they read, and how a cell's contents are copied and checked.
 class LaneReceiver {
  public:
   // drained: the sender is gone, and everything was seen. refused: a malformed message was dropped, and reading
@@ -145,84 +146,93 @@ class LaneReceiver {
     std::int64_t deadline = 0;   // CLOCK_MONOTONIC, 0 none
     alignas(8) std::byte body[pool::kTagMaxInline];
   };
+  // Of the short way: bytes were copied, or the message is one slot. Nothing: call look() for the reason.
+  enum class Plain { nothing, bytes, slot };
 
-  LaneReceiver(Participant& participant, pool::LaneView lane, pool::QueueKind kind, std::uint32_t queue_flags,
-               std::uint32_t queue, std::uint32_t from, std::uint32_t from_life, std::uint64_t start = 0);
+  virtual ~LaneReceiver() = default;
   LaneReceiver(const LaneReceiver&) = delete;
   LaneReceiver& operator=(const LaneReceiver&) = delete;
 
   // Returns a private copy of the next message. For kTagSlot and kTagListInSlot the handle has been checked
-  // (Participant::fits). A claim lane claims the message for this process: done() or give_back() must follow, and
-  // look() may be called again before that. The other kinds return the same message until done().
-  Look look(Received& out);
-  bool is_there() const;        // spsc, broadcast: whether look() would return a message
-  bool another_behind() const;  // spsc, broadcast: whether there is one more after this one
-  // Line, and broadcast that drops nothing: the next message by the shortest path. It must be there, and be bytes
-  // (copied to `to`, room for kTagMaxInline) or one slot. Nothing: call look() for the reason. done() must follow.
-  enum class Plain { nothing, bytes, slot };
-  Plain look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
+  // (Participant::fits). A mpmc lane claims the message for this process: done() or give_back() must follow, and look()
+  // may be called again before that. The other kinds return the same message until done().
+  virtual Look look(Received& out) = 0;
   std::uint64_t position() const { return position_; }  // of the message that was looked at last
-  bool unclaimed() const;                 // claim: whether there is a message that no receiver has claimed
-  std::uint64_t count_unclaimed() const;  // claim: how many of them
-  bool unfinished() const;                // claim: or one that another receiver has claimed and may give back
   // Call it after keeping the slots of the message. False (drop-oldest only): the message was overwritten meanwhile and
   // counts as lost. Then undo() what was kept and look again.
-  bool confirm();
+  virtual bool confirm() { return true; }
   void done() { done(position_); }     // the last message of look(). Then wakes writers that wait for room.
-  void done(std::uint64_t position) {  // line and broadcast: in order
+  void done(std::uint64_t position) {  // spsc and broadcast: in order
     mark_done(position);
     wake_writers();
   }
   // The two halves of done(), for several messages and one wake.
-  void mark_done(std::uint64_t position);
-  void wake_writers();
-  void give_back() { give_back(position_); }  // claim: the message is available again, for any consumer
-  void give_back(std::uint64_t position);
+  virtual void mark_done(std::uint64_t position) = 0;
+  virtual void wake_writers() = 0;
+  virtual std::uint64_t lag() const = 0;            // messages that wait; not mpmc: by the sender's hint
+  virtual std::uint64_t lost() const { return 0; }  // drop-oldest: overwritten before this reader saw them
+  // Mpmc: the last look found only messages that others have claimed. They may come back.
+  virtual bool claimed_by_others() const { return false; }
+  // Begins and ends reading. False: the writer is gone, and the caller looks for its next generation.
+  virtual bool attach() { return true; }
+  virtual void detach() {}
 
-  // Claim: the last look found only messages that others have claimed. They may come back.
-  bool claimed_by_others() const { return claimed_by_others_; }
-  std::uint64_t lost() const { return lost_; }  // drop-oldest: overwritten before this reader saw them
-  std::uint64_t lag() const;                    // messages that wait; not mpmc: by the sender's hint
-  // Broadcast: J1 to J7. Reading starts with the next message, or with the first if the broker has attached this reader
-  // before the ring was used. False: the writer is gone, and the caller looks for its next generation.
-  bool attach();
-  void detach();  // L4; no effect for other kinds
+ protected:
+  LaneReceiver(Participant& participant, pool::LaneView lane, std::uint32_t queue_flags, std::uint32_t queue,
+               std::uint32_t from, std::uint32_t from_life);
 
- private:
-  Look look_again(std::uint64_t word, Received& out);
-  Look look_claim(Received& out);
-  Look find_claim(Received& out);
-  std::uint64_t first_open() const;
-  Look look_broadcast(Received& out);
-  Look read_broadcast(Received& out);
-  Plain look_plain_broadcast(std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
-  Plain copy_plain(const std::byte* body, std::uint8_t tag, std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
-  void skip_to(std::uint64_t position);
-  void wake_writer_of_broadcast();
-  bool was_slowest() const;
   bool copy_body(const std::byte* body, std::uint64_t word, std::uint64_t position, Received& out);
-  Look refuse(std::uint64_t position);
+  Plain copy_plain(const std::byte* body, std::uint8_t tag, std::byte* to, std::uint32_t& bytes, pool::Handle& slot);
+  // The message is malformed. No receiver can have it, and it must not stay claimed.
+  Look refuse(std::uint64_t position) {
+    done(position);
+    return Look::refused;
+  }
+  std::uint64_t waiting(std::uint64_t next, std::uint64_t most) const;  // by the sender's hint
+  // A participant waits for a slot, and the sender that holds one for a message of this lane may be asleep.
+  void wake_sender_for_slots() {
+    if (participant_.view().control().slot_waiters.mask.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      participant_.sleeper().wake_if_asleep(from_);
+  }
   bool sender_alive() const { return participant_.alive(from_, from_life_); }
-  pool::ReaderEntry& reader() const { return lane_.reader(participant_.index()); }
 
   Participant& participant_;
   const pool::LaneView lane_;
-  const pool::QueueKind kind_;
   const bool expiring_, drop_oldest_;
   const std::uint32_t queue_, from_, from_life_, body_room_;
   pool::Waiters &readers_, &writers_;
-  std::uint64_t next_;          // spsc, broadcast: the next position to look at
   std::uint64_t position_ = 0;  // of the last message of look()
-  std::uint64_t word_ = 0;      // broadcast: the word of its cell
-  std::uint64_t shown_ = 0;     // broadcast: the position when it last looked for writers to wake
-  std::uint64_t lost_ = 0;
-  std::uint64_t done_ = 0;  // claim: every message before it was seen done
-  bool claimed_by_others_ = false;
 };
 
-// ---------------------------------------------------------------- the inline path
+// What a kind of lane is to the queues above. SpscLane, MpmcLane and BroadcastLane name their two ends, and how several
+// lanes of one reader are read.
+template <class L>
+concept Lane = std::derived_from<typename L::Sender, LaneSender> &&
+               std::derived_from<typename L::Receiver, LaneReceiver> && requires {
+                 { L::kind } -> std::convertible_to<pool::QueueKind>;
+                 { L::one_receiver } -> std::convertible_to<bool>;  // the broker gives each lane its receiver
+                 { L::competing } -> std::convertible_to<bool>;     // several receivers take from one lane
+                 // Each receiver has a position of its own in the lane, and lanes are read one after the other.
+                 { L::ring } -> std::convertible_to<bool>;
+               };
+// Its receiver says without a claim whether there are messages that it could claim, and gives claims back.
+template <class L>
+concept CompetingLane =
+    Lane<L> && L::competing && requires(typename L::Receiver receiver, const typename L::Receiver seen) {
+      receiver.give_back(std::uint64_t{});
+      { seen.unclaimed() } -> std::same_as<bool>;
+      { seen.unfinished() } -> std::same_as<bool>;
+    };
+// Its receiver knows which message is the next one, and has a short way to it.
+template <class L>
+concept OrderedLane = Lane<L> && !L::competing &&
+                      requires(typename L::Receiver receiver, std::byte* to, std::uint32_t& bytes, pool::Handle& slot) {
+                        { receiver.is_there() } -> std::same_as<bool>;
+                        { receiver.another_behind() } -> std::same_as<bool>;
+                        { receiver.look_plain(to, bytes, slot) } -> std::same_as<LaneReceiver::Plain>;
+                      };
 
-inline constexpr std::uint64_t kWithoutTag = (std::uint64_t{1} << 56) - 1;
+// ---------------------------------------------------------------- the inline path
 
 template <Step half>
 inline void LaneSender::write_body(std::byte* to, std::span<const std::byte> body, std::int64_t deadline) {
@@ -240,41 +250,6 @@ inline void LaneSender::write_body(std::byte* to, std::span<const std::byte> bod
   else if (body.size() == sizeof(pool::Handle)) std::memcpy(to, body.data(), sizeof(pool::Handle));
   else if (!body.empty()) std::memcpy(to, body.data(), body.size());
 #endif
-}
-
-inline LaneSender::Room LaneSender::room() {
-  if (kind_ != pool::QueueKind::spsc) return kind_ == pool::QueueKind::mpmc ? room_claim() : room_broadcast();
-  return next_ - done_ < lane_.cells() ? Room::yes : room_line();
-}
-
-inline void LaneSender::put(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline) {
-  if (kind_ == pool::QueueKind::spsc) [[likely]] {
-    keep_held(std::move(held));
-    pool::Cell& cell = lane_.cell(next_);
-    SHMB_STEP(S1);
-    write_body<Step::S1_half>(cell.body(), body, deadline);
-    SHMB_STEP(S1_done);
-    SHMB_STEP(S2);
-    cell.word.store(pool::CellWord::full(next_, tag), std::memory_order_release);
-    SHMB_STEP(S2_done);
-    ++next_;
-    SHMB_STEP(S3);
-    lane_.tail().store(next_, std::memory_order_relaxed);
-    SHMB_STEP(S3_done);
-  } else if (kind_ == pool::QueueKind::mpmc) {
-    keep_held(std::move(held));
-    publish_claim(tag, body, deadline);
-  } else {
-    // The old contents of the cell are dropped only when it is marked busy. So the new ones are stored after that.
-    publish_broadcast(tag, body, deadline, std::move(held));
-  }
-}
-
-// A mpmc queue's consumer that wakes passes on messages that it does not take.
-inline void LaneSender::wake_readers(std::uint64_t messages) {
-  participant_.sleeper().expect_answer();
-  if (kind_ == pool::QueueKind::mpmc && messages == 1) participant_.sleeper().wake_one(readers_);
-  else participant_.sleeper().wake_all(readers_);
 }
 
 inline bool LaneReceiver::copy_body(const std::byte* body, std::uint64_t word, std::uint64_t position, Received& out) {
@@ -308,15 +283,6 @@ inline bool LaneReceiver::copy_body(const std::byte* body, std::uint64_t word, s
   return tag == pool::kTagListInline || tag == pool::kTagListInRegion;
 }
 
-inline bool LaneReceiver::is_there() const {
-  return (lane_.cell(next_).word.load(std::memory_order_acquire) & kWithoutTag) == pool::CellWord::full(next_, 0);
-}
-
-inline bool LaneReceiver::another_behind() const {
-  const std::uint64_t word = lane_.cell(next_ + 1).word.load(std::memory_order_acquire) & kWithoutTag;
-  return word == pool::CellWord::full(next_ + 1, 0);
-}
-
 inline LaneReceiver::Plain LaneReceiver::copy_plain(const std::byte* body, std::uint8_t tag, std::byte* to,
                                                     std::uint32_t& bytes, pool::Handle& slot) {
   if (tag <= body_room_) {
@@ -328,60 +294,6 @@ inline LaneReceiver::Plain LaneReceiver::copy_plain(const std::byte* body, std::
   if (tag != pool::kTagSlot) return Plain::nothing;
   std::memcpy(&slot, body, sizeof(slot));
   return participant_.fits(slot) ? Plain::slot : Plain::nothing;
-}
-
-inline LaneReceiver::Plain LaneReceiver::look_plain(std::byte* to, std::uint32_t& bytes, pool::Handle& slot) {
-  if (expiring_) return Plain::nothing;
-  if (kind_ == pool::QueueKind::broadcast) return look_plain_broadcast(to, bytes, slot);
-  pool::Cell& cell = lane_.cell(next_);
-  SHMB_STEP(R1);
-  const std::uint64_t word = cell.word.load(std::memory_order_acquire);
-  SHMB_STEP(R1_done);
-  if ((word & kWithoutTag) != pool::CellWord::full(next_, 0)) return Plain::nothing;
-  SHMB_STEP(R2);
-  const Plain what = copy_plain(cell.body(), static_cast<std::uint8_t>(word >> 56), to, bytes, slot);
-  SHMB_STEP(R2_done);
-  position_ = next_;
-  return what;
-}
-
-inline LaneReceiver::Look LaneReceiver::look(Received& out) {
-  if (kind_ != pool::QueueKind::spsc) return kind_ == pool::QueueKind::mpmc ? look_claim(out) : look_broadcast(out);
-  pool::Cell& cell = lane_.cell(next_);
-  SHMB_STEP(R1);
-  const std::uint64_t word = cell.word.load(std::memory_order_acquire);
-  SHMB_STEP(R1_done);
-  if ((word & kWithoutTag) != pool::CellWord::full(next_, 0)) return look_again(word, out);
-  SHMB_STEP(R2);
-  const bool possible = copy_body(cell.body(), word, next_, out);
-  SHMB_STEP(R2_done);
-  return possible ? Look::message : refuse(next_);
-}
-
-inline void LaneReceiver::mark_done(std::uint64_t position) {
-  if (kind_ == pool::QueueKind::spsc) {
-    next_ = position + 1;
-    SHMB_STEP(R4);
-    lane_.head().store(next_, std::memory_order_release);
-    SHMB_STEP(R4_done);
-  } else if (kind_ == pool::QueueKind::mpmc) {
-    SHMB_STEP(C6);
-    lane_.cell(position).word.store(pool::CellWord::empty(position + lane_.cells()), std::memory_order_release);
-    SHMB_STEP(C6_done);
-  } else {
-    next_ = position + 1;
-    SHMB_STEP(Q5);
-    reader().position.store(next_ + 1, std::memory_order_release);
-    SHMB_STEP(Q5_done);
-  }
-}
-
-inline void LaneReceiver::wake_writers() {
-  if (kind_ == pool::QueueKind::broadcast && !drop_oldest_) wake_writer_of_broadcast();
-  else participant_.sleeper().wake_all(writers_);
-  // A participant waits for a slot, and the sender that holds one for this message may be asleep.
-  if (participant_.view().control().slot_waiters.mask.load(std::memory_order_relaxed) != 0) [[unlikely]]
-    participant_.sleeper().wake_if_asleep(from_);
 }
 
 }  // namespace shmb::client

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "client/queue/queue.hpp"
+#include "client/queue/receiver.hpp"
 
 namespace shmb::client {
 namespace {
@@ -159,10 +159,10 @@ Result<void> Message::done() {
   if (pool_) {
     if (!stale()) {
       Pool::Lock lock(pool_->me().lock());
-      if (queue_ != nullptr) queue_->settle(*this, Queue::Settle::done);
+      if (receiver_ != nullptr) receiver_->settle(*this, Receiver::Settle::done);
       drop_kept(*pool_);
     }
-    queue_ = nullptr;
+    receiver_ = nullptr;
     clear();
     pool_.reset();  // without the pool's lock, because this may be the last reference to the pool
     return {};
@@ -172,13 +172,13 @@ Result<void> Message::done() {
 }
 
 Result<void> Message::give_back() {
-  if (queue_ == nullptr || stale())
+  if (receiver_ == nullptr || stale())
     return error(Status::invalid, "the message is done already, or was not received from an AT_LEAST_ONCE queue");
   {
     Pool::Lock lock(pool_->me().lock());
-    if (!queue_->at_least_once())
+    if (!receiver_->at_least_once())
       return error(Status::invalid, "only a message of an AT_LEAST_ONCE queue can be given back");
-    queue_->settle(*this, Queue::Settle::give_back);
+    receiver_->settle(*this, Receiver::Settle::give_back);
     drop_kept(*pool_);
   }
   clear();
@@ -187,10 +187,10 @@ Result<void> Message::give_back() {
 }
 
 Result<void> Message::keep() {
-  if (queue_ == nullptr) return {};  // inline, or kept already
+  if (receiver_ == nullptr) return {};  // inline, or kept already
   if (stale()) return error(Status::forked, "the message is the parent's");
   Pool::Lock lock(pool_->me().lock());
-  if (queue_->at_least_once()) return {};  // no other consumer gets it until it is done
+  if (receiver_->at_least_once()) return {};  // no other consumer gets it until it is done
   Participant& me = pool_->me();
   for (std::size_t i = 0; i < count_; ++i) {
     Part& part = parts_[i];
@@ -199,12 +199,13 @@ Result<void> Message::keep() {
       return error(Status::broken, "a slot of the message was used again by its sender while the message was not done");
     part.kept = true;
   }
-  if (queue_->borrowed_container() != pool::kNone && container_ == pool::kNone) {
-    if (!me.keep(queue_->borrowed_container(), queue_->borrowed_generation()))
+  const auto& container = receiver_->borrowed_container();
+  if (container.slot != pool::kNone && container_ == pool::kNone) {
+    if (!me.keep(container.slot, container.generation))
       return error(Status::broken, "the list's slot was used again by its sender while the message was not done");
-    container_ = queue_->borrowed_container();
+    container_ = container.slot;
   }
-  queue_->settle(*this, Queue::Settle::done);
+  receiver_->settle(*this, Receiver::Settle::done);
   return {};
 }
 
@@ -215,12 +216,12 @@ Result<Slot> Message::take_slot(std::size_t number) {
   Pool::Lock lock(pool_->me().lock());
   Part& part = parts_[number];
   if (part.status != Status::ok) return std::unexpected(part.failure);
-  if (part.kept && queue_ != nullptr) {  // lent by a mpmc queue: the message has it until it is done
+  if (part.kept && receiver_ != nullptr) {  // lent by a mpmc queue: the message has it until it is done
     pool_->me().hold(part.slot);
     return pool_->give_to_user(part.slot, part.offset + part.length);
   }
   if (std::exchange(part.kept, false)) return pool_->give_to_user(part.slot, part.offset + part.length);
-  if (queue_ == nullptr) return error(Status::invalid, "the slot was taken out of the message already");
+  if (receiver_ == nullptr) return error(Status::invalid, "the slot was taken out of the message already");
   if (!pool_->me().keep(part.slot, part.generation))
     return error(Status::broken, "a slot of the message was used again by its sender while the message was not done");
   return pool_->give_to_user(part.slot, part.offset + part.length);

@@ -12,7 +12,8 @@
 
 namespace shmb::client {
 
-class Queue;
+class Delivery;
+class Receiver;
 
 enum class PartKind : std::uint8_t { none, bytes, slot, region };
 
@@ -91,7 +92,8 @@ class Message {
   Result<Region::Handle> take_region(std::size_t number);
 
  private:
-  friend class Queue;
+  friend class Delivery;
+  friend class Receiver;
   Part& add();
   void clear();
   void drop_kept(Pool& pool);  // call with the lock held
@@ -123,7 +125,7 @@ class Message {
   std::uint64_t type_ = 0, epoch_ = 0, incarnation_ = 0;
   Writer writer_;
   std::shared_ptr<Pool> pool_;             // while slots are kept or a cell is borrowed
-  Queue* queue_ = nullptr;                 // the queue whose cell is not done
+  Receiver* receiver_ = nullptr;           // of the queue whose cell is not done
   std::uint32_t container_ = pool::kNone;  // a kept slot that holds the list
   Region::Handle container_region_;
   std::vector<ListEntry> table_;

@@ -8,7 +8,6 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
-#include "client/queue/queue_set.hpp"
 #include "client/region/obtain.hpp"
 #include "client/session/call.hpp"
 #include "client/session/late_reply.hpp"
@@ -20,32 +19,6 @@ namespace shmb::client {
 namespace {
 
 constexpr std::uint32_t kMaxSegmentsOfOneClass = 40;  // doubling from one slot to all of them, with some to spare
-
-Result<PoolSpec> checked(PoolSpec spec) {
-  if (!spec.name.empty()) SHMB_TRY_VOID(names::check(spec.name, "pool name"));
-  if (spec.replace && spec.name.empty()) return error(Status::invalid, "replace needs a name");
-  std::uint64_t slots = 0;
-  for (SizeClass& one : spec.classes) {
-    if (one.slot_size == 0) return error(Status::invalid, "a slot has at least one byte");
-    if (one.slots == 0) return error(Status::invalid, "a size class begins with at least one slot");
-    if (one.slots_limit == 0) one.slots_limit = one.slots;
-    if (one.slots_limit < one.slots)
-      return error(Status::invalid, "shmb_size_class.slots_limit (" + std::to_string(one.slots_limit) +
-                                        ") is less than slots (" + std::to_string(one.slots) + ")");
-    slots += one.slots_limit;
-    if (one.slots_limit > pool::kMaxSlots || slots > pool::kMaxSlots)
-      return error(Status::invalid, "a pool has at most " + std::to_string(pool::kMaxSlots) +
-                                        " slots, all classes together; use larger slots, or several pools");
-    if (one.slot_size > kMaxLength || pool::stride_of(one.slot_size) > kMaxLength / one.slots)
-      return error(Status::invalid, std::to_string(one.slots) + " slots of " + format_size(one.slot_size) +
-                                        " are more than a region can have (" + format_size(kMaxLength) + ")");
-  }
-  std::ranges::sort(spec.classes, {}, &SizeClass::slot_size);
-  for (std::size_t i = 1; i < spec.classes.size(); ++i)
-    if (spec.classes[i].slot_size == spec.classes[i - 1].slot_size)
-      return error(Status::invalid, "two size classes have the same slot size");
-  return spec;
-}
 
 Result<Answered<SHMBW_OP_POOL_JOIN>> join(Session& session, const Pool::Opening& opening, Deadline deadline) {
   names::Address address;
@@ -108,7 +81,7 @@ void Pool::begin(std::uint32_t index, std::uint32_t life) {
   if (me_) former_.push_back(std::move(me_));
   me_ = std::make_unique<Participant>(view_, index, life);
   me_->sleeper().on_doorbell(
-      [this](std::uint32_t peer, std::uint32_t of_life, bool dead) { return bell_of(peer, of_life, dead); });
+      [this](std::uint32_t peer, std::uint32_t of_life, bool dead) { return doorbell_.of(peer, of_life, dead); });
   me_->sleeper().on_look(
       [this] {
         auto there = broker_there();
@@ -161,8 +134,8 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
   enrol(*made, true);
   made->enrolled_ = true;
   session->note_pool(made->id_, made, false);
-  for (const SizeClass& one : spec.classes) made->classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
-  made->expect(spec.later);
+  made->segments_.expect(spec.classes);
+  made->segments_.expect(spec.later);
   for (const SizeClass& one : spec.classes)
     SHMB_TRY_VOID(made->add_segment(one.slot_size, one.slots, one.slots_limit, timeout));
   made->leave_flags_ = 0;
@@ -239,10 +212,10 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   enrol(*joined, true);
   joined->enrolled_ = true;
   joined->seen_change_ = joined->change();
-  joined->expect(opening.later);
-  joined->read_segments();
+  joined->segments_.expect(opening.later);
+  joined->segments_.read();
   if (opening.id == 0 && opening.later.empty()) SHMB_TRY_VOID(joined->await_whole(settled));
-  (void)joined->attach_segments(0);  // a failure here is retried when a slot of the segment is met
+  (void)joined->segments_.attach(0);  // a failure here is retried when a slot of the segment is met
   session->note_pool(joined->id_, joined, true);
   return joined;
 }
@@ -250,11 +223,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
 // The name is there before the slots are. A pool is whole once its classes make up all slots that it may have. If its
 // maker has left or died, it stays as it is.
 Result<void> Pool::await_whole(Deadline deadline) {
-  const auto whole = [this] {
-    std::uint64_t slots = 0;
-    for (const Class& one : classes_) slots += one.limit;
-    return slots >= view_.slots();
-  };
+  const auto whole = [this] { return segments_.limits() >= view_.slots(); };
   const auto maker = [this] { return pool::Stamp::of(view_.participant(0).stamp.load(std::memory_order_acquire)); };
   const pool::Stamp first = maker();
   Lock lock(me_->lock());
@@ -263,7 +232,7 @@ Result<void> Pool::await_whole(Deadline deadline) {
     const pool::Stamp now = maker();
     const bool made_on =
         now.state == static_cast<std::uint8_t>(pool::ParticipantState::live) && now.serial == first.serial;
-    read_segments();  // after the maker was seen alive: what it added before its end is in the directory
+    segments_.read();  // after the maker was seen alive: what it added before its end is in the directory
     if (!made_on || whole() || broken()) return {};
     if (deadline.passed())
       return error(Status::deadline, "another process made the pool and was still adding its memory at the deadline");
@@ -293,7 +262,7 @@ Pool::~Pool() {
     me_->flush_cache();
   }
   kept_mappings_.give_up_all();
-  segments_.clear();
+  segments_.unmap_all();
   (void)leave(*session_, id_, leave_flags_);
 }
 
@@ -328,10 +297,7 @@ Result<void> Pool::rejoin() {
   // The lanes that the parent wrote do not belong to this process. They refer to the participant that goes to former_.
   retired_.clear();
   kept_mappings_.give_up_all();
-  bell_ = {};
-  bells_ = {};
-  asked_bell_ = {};
-  armed_.clear();
+  doorbell_.forget_parent();
   growing_ = false;
   ++incarnation_;
   begin(place.participant, place.life);
@@ -339,60 +305,11 @@ Result<void> Pool::rejoin() {
   return {};
 }
 
-// Segments and classes
-
-void Pool::expect(std::span<const SizeClass> later) {
-  for (const SizeClass& one : later) classes_.push_back({one.slot_size, 0, one.slots_limit, {}});
-  std::ranges::sort(classes_, {}, &Class::slot_size);
-}
-
-void Pool::read_segments() {
-  for (std::size_t i = segments_.size(); i < view_.segments(); ++i) {
-    const pool::SegmentEntry& entry = view_.segment(i);
-    if (entry.in_use.load(std::memory_order_acquire) == 0) break;
-    segments_.push_back({entry.first_slot, entry.slots, entry.stride, entry.slots * entry.stride, nullptr});
-    slots_ += entry.slots;
-    auto found = std::ranges::find(classes_, entry.slot_size, &Class::slot_size);
-    if (found == classes_.end()) {
-      found = classes_.insert(std::ranges::upper_bound(classes_, entry.slot_size, {}, &Class::slot_size),
-                              Class{entry.slot_size, 0, entry.slots_limit, {}});
-    }
-    found->slots += entry.slots;
-    if (!found->ranges.empty() && found->ranges.back().first + found->ranges.back().count == entry.first_slot)
-      found->ranges.back().count += entry.slots;
-    else found->ranges.push_back({entry.first_slot, entry.slots});
-  }
-}
-
-Error Pool::attach_segments(std::int64_t timeout) {
-  std::vector<AttachItem> items;
-  std::vector<std::size_t> which;
-  for (std::size_t i = 0; i < segments_.size(); ++i) {
-    if (segments_[i].region) continue;
-    const pool::SegmentEntry& entry = view_.segment(i);
-    AttachItem item;
-    item.target = Target::with_id({entry.region, entry.generation, 0});
-    item.rights = SHMBW_RIGHT_MAP_READ | (read_only_ ? 0U : unsigned{SHMBW_RIGHT_MAP_WRITE});
-    items.push_back(std::move(item));
-    which.push_back(i);
-  }
-  Error failure;
-  auto attached = attach_regions(session_, items, timeout);
-  for (std::size_t n = 0; n < which.size(); ++n) {
-    Segment& segment = segments_[which[n]];
-    if (!attached[n]) failure = attached[n].error();
-    else if ((*attached[n])->facts().bytes < segment.bytes)
-      failure = error(Status::broken, "a segment of the pool is smaller than the directory says").error();
-    else segment.region = std::move(*attached[n]);
-  }
-  return failure;
-}
-
 void Pool::notice() {
   const std::uint32_t now = change();
   if (now == seen_change_) return;
   seen_change_ = now;
-  read_segments();
+  segments_.read();
   std::erase_if(retired_, [&](const Retired& lane) {
     const pool::Stamp stamp = pool::Stamp::of(view_.lane(lane.lane).stamp.load(std::memory_order_acquire));
     if (stamp.serial == lane.serial && stamp.state != static_cast<std::uint8_t>(pool::LaneState::free)) return false;
@@ -401,27 +318,9 @@ void Pool::notice() {
   });
 }
 
-std::byte* Pool::find_data(std::uint32_t slot, Error* why, std::int64_t timeout) {
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    if (std::byte* const at = data_if_mapped(slot)) return at;
-    if (attempt != 0) break;
-    read_segments();
-    Error failure = attach_segments(timeout);
-    if (why != nullptr && !failure.sentence.empty()) *why = std::move(failure);
-  }
-  return nullptr;
-}
-
 Slot Pool::give_to_user(std::uint32_t slot, std::uint64_t length) {
   ++users_[slot];
   return {data(slot), slot_size(slot), length, id_, stamp(), slot, me_->generation(slot)};
-}
-
-// Doubles the number of slots, within the limits.
-std::uint32_t Pool::may_grow(const Class& wanted) const {
-  if (read_only_ || growing_ || wanted.slots >= wanted.limit || slots_ >= view_.slots()) return 0;
-  if (segments_.size() >= view_.segments()) return 0;
-  return std::min({std::max(wanted.slots, 1U), wanted.limit - wanted.slots, view_.slots() - slots_});
 }
 
 Result<void> Pool::add_segment(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit,
@@ -439,14 +338,16 @@ Result<void> Pool::add_segment(std::uint64_t slot_size, std::uint32_t slots, std
   request.slots = slots;
   request.slots_limit = limit;
   SHMB_TRY(answer, call<SHMBW_OP_POOL_SEGMENT>(*session_, request, {}, Deadline::after(timeout)));
-  const std::uint32_t segment = answer.fixed.segment;
   Lock lock(me_->lock());
-  read_segments();
-  if (segment >= segments_.size())
+  if (!segments_.adopt(answer.fixed.segment, std::move(region)))
     return error(Status::protocol, "the broker's answer names a segment that the directory does not have");
-  // Another thread may have found it in the directory and attached it meanwhile: slots lie in that mapping already.
-  if (Region::Handle& there = segments_[segment].region; !there) there = std::move(region);
   return {};
+}
+
+Result<void> Pool::broker_there() const {
+  if (session_->pump()) return {};
+  return error(Status::session_lost,
+               "the broker is gone and nothing came: nobody would tell of a peer's death; connect again");
 }
 
 Error Pool::why_broken() const {
@@ -484,23 +385,20 @@ Result<void> Pool::grow(std::uint64_t slot_size, std::uint32_t slots, std::uint3
 
 // The name is there before the memory, which takes time. The limits of all classes together are the pool's. The maker
 // is the first participant, in its first life there.
-bool Pool::is_being_made() const {
-  std::uint32_t limits = 0;
-  for (const Class& one : classes_) limits += one.limit;
-  return limits < view_.slots() && me_->index() != 0 && me_->alive(0, 1);
-}
+bool Pool::is_being_made() const { return segments_.limits() < view_.slots() && me_->index() != 0 && me_->alive(0, 1); }
 
 Result<bool> Pool::has_slots_for(std::uint64_t length, Wait& wait, Lock&) {
   for (bool late = false;;) {
-    if (class_for(length) != nullptr) return true;
+    if (segments_.class_for(length) != nullptr) return true;
     notice();
     const std::uint32_t looked = seen_change_;  // another thread that looks moves it on
-    if (class_for(length) != nullptr) return true;
+    if (segments_.class_for(length) != nullptr) return true;
     if (!is_being_made() || broken()) return false;
     const std::string why = "the pool's maker is still adding its slots";
     if (wait.none) return error(Status::full, why);
-    SHMB_TRY(woken,
-             sleep({}, [&] { return change() != looked || class_for(length) != nullptr || broken(); }, wait.until()));
+    SHMB_TRY(woken, sleep(
+                        {}, [&] { return change() != looked || segments_.class_for(length) != nullptr || broken(); },
+                        wait.until()));
     // Other activity in the pool moves its directory too, so the clock counts. Changes made meanwhile are checked
     // first.
     if (late) return error(Status::deadline, why);
@@ -512,34 +410,34 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock, s
   if (read_only_) return error(Status::denied, "this process opened the pool read-only: it takes no slots");
   if (broken()) return std::unexpected(why_broken());
   SHMB_TRY_VOID(has_slots_for(length, wait, lock));
-  if (classes_.empty())
+  if (segments_.classes().empty())
     return error(Status::invalid,
                  "the pool has no slots: it was made for queues alone. Make one with size classes, or "
                  "send a region (shmb_create)");
-  Class* wanted = class_for(length);
+  const Segments::Class* wanted = segments_.class_for(length);
   if (wanted == nullptr)
     return error(Status::invalid, std::to_string(length) + " bytes are more than the largest slots of the pool have (" +
-                                      std::to_string(largest_class()) +
+                                      std::to_string(segments_.largest()) +
                                       "): make a region with shmb_create and send that");
   if (auto slot = me_->acquire(wanted->ranges)) return *slot;
   const std::uint64_t slot_size = wanted->slot_size;
   for (bool late = false;;) {
     notice();
     const std::uint32_t looked = seen_change_;
-    wanted = class_for(slot_size);
+    wanted = segments_.class_for(slot_size);
     if (auto slot = me_->acquire(wanted->ranges)) return *slot;
-    slots_high_ = slots_;
+    slots_high_ = segments_.slots();
     std::string growth;
-    if (const std::uint32_t more = may_grow(*wanted); more != 0) {
+    if (const std::uint32_t more = growing_ ? 0 : segments_.may_grow(*wanted); more != 0) {
       const std::uint32_t limit = wanted->limit;
       auto added = grow(slot_size, more, limit, timeout, lock);
       if (added) continue;
-      if (const std::uint32_t now = slots_; read_segments(), slots_ != now) continue;
+      if (const std::uint32_t now = segments_.slots(); segments_.read(), segments_.slots() != now) continue;
       growth = "; adding more failed: " + added.error().sentence;
     }
     const bool others_grow = growing_;
     if (others_grow) growth = "; another thread of this process is adding more";
-    wanted = class_for(slot_size);
+    wanted = segments_.class_for(slot_size);
     const std::string used =
         "all " + std::to_string(wanted->slots) + " slots of " + format_size(slot_size) + " are in use" + growth;
     if (wait.none) return error(Status::full, used);
@@ -549,7 +447,7 @@ Result<std::uint32_t> Pool::take(std::uint64_t length, Wait& wait, Lock& lock, s
     auto woken = sleep(
         masks,
         [&] {
-          slot = me_->acquire(class_for(slot_size)->ranges);
+          slot = me_->acquire(segments_.class_for(slot_size)->ranges);
           return slot.has_value() || change() != looked || broken() || (others_grow && !growing_);
         },
         wait.until(), true);
@@ -575,9 +473,9 @@ Result<Slot> Pool::acquire(std::uint64_t length, std::int64_t wait, std::int64_t
   return give_to_user(slot, length);
 }
 
-std::optional<std::uint32_t> Pool::take_at_once(std::uint64_t length) {
+std::optional<std::uint32_t> Pool::take_free(std::uint64_t length) {
   if (read_only_ || broken()) return std::nullopt;
-  const Class* const wanted = class_for(length);
+  const Segments::Class* const wanted = segments_.class_for(length);
   return wanted == nullptr ? std::nullopt : me_->acquire(wanted->ranges);
 }
 
@@ -618,14 +516,6 @@ Result<void> Pool::release(const Slot& slot) {
   return {};
 }
 
-std::uint32_t Pool::count_used(const std::vector<SlotRange>& ranges) const {
-  std::uint32_t used = 0;
-  for (const SlotRange& range : ranges)
-    for (std::uint32_t slot = range.first; slot < range.first + range.count; ++slot)
-      used += view_.slot(slot).holders.load(std::memory_order_relaxed) != 0 ? 1U : 0U;
-  return used;
-}
-
 Result<PoolFacts> Pool::facts() {
   SHMB_TRY_VOID(enter());
   Lock lock(me_->lock());
@@ -639,11 +529,11 @@ Result<PoolFacts> Pool::facts() {
                                 static_cast<std::uint8_t>(pool::ParticipantState::live)
                             ? 1U
                             : 0U;
-  for (const Segment& segment : segments_) out.bytes += segment.bytes;
-  out.slots = slots_;
+  out.bytes = segments_.bytes();
+  out.slots = segments_.slots();
   out.slots_limit = view_.slots();
-  for (const Class& one : classes_) {
-    const std::uint32_t used = count_used(one.ranges);
+  for (const Segments::Class& one : segments_.classes()) {
+    const std::uint32_t used = segments_.count_used(one.ranges);
     out.classes.push_back({one.slot_size, one.slots, used});
     out.slots_used += used;
     for (const SlotRange& range : one.ranges)
@@ -651,7 +541,7 @@ Result<PoolFacts> Pool::facts() {
         out.slots_own += (view_.slot(slot).holders.load(std::memory_order_relaxed) & me_->bit()) != 0 ? 1U : 0U;
   }
   out.slots_high = slots_high_ = std::max(slots_high_, out.slots_used);
-  out.segments = static_cast<std::uint32_t>(segments_.size());
+  out.segments = static_cast<std::uint32_t>(segments_.count());
   for (std::size_t i = 0; i < view_.queues(); ++i)
     out.queues += pool::Stamp::of(view_.queue(i).stamp.load(std::memory_order_acquire)).state != 0 ? 1U : 0U;
   out.queues_limit = view_.queues();

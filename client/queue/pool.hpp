@@ -6,7 +6,6 @@
 // One lock, the participant's, guards everything here and in the queues. It is taken before those of the session.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -20,6 +19,9 @@
 #include "base/mapping.hpp"
 #include "client/lane/lane.hpp"
 #include "client/lane/participant.hpp"
+#include "client/queue/doorbell.hpp"
+#include "client/queue/pool_spec.hpp"
+#include "client/queue/segments.hpp"
 #include "client/region/kept_mappings.hpp"
 #include "client/region/region.hpp"
 #include "client/session/session.hpp"
@@ -27,24 +29,9 @@
 
 namespace shmb::client {
 
-class QueueSet;
-
-struct SizeClass {
-  std::uint64_t slot_size = 0;
-  std::uint32_t slots = 0, slots_limit = 0;
-};
-struct PoolSpec {
-  std::string name;
-  std::vector<SizeClass> classes;
-  std::uint64_t group = 0;
-  std::optional<std::int64_t> keep;
-  bool small_pages = false, no_populate = false, replace = false, name_with_holders = false;
-  std::uint32_t lanes = 0, queues = 0;
-  std::uint64_t lane_bytes = 0;
-  // Lazy size classes: `slots` is 0, and the first process that needs a slot creates them. Every opener must pass the
-  // same classes.
-  std::vector<SizeClass> later{};
-};
+// The answer of the short ways. The caller has the whole outcome with all but `ask`. `ask`: nothing was changed, and
+// the general way does the work or gives the reason.
+enum class Now : std::uint8_t { done, full, empty, ask };
 
 // How long a call may wait, over all its waits. Only a call that has to wait reads the clock.
 class Wait {
@@ -71,19 +58,6 @@ struct Slot {
   std::uint32_t index = 0, generation = 0;
 };
 
-struct PoolFacts {
-  std::uint64_t id = 0, group = 0, bytes = 0;
-  std::uint32_t participant = 0, participants = 0;
-  std::uint32_t slots = 0, slots_limit = 0, slots_used = 0, slots_own = 0, slots_high = 0, segments = 0;
-  std::uint32_t queues = 0, queues_limit = 0, lanes = 0, lanes_limit = 0;
-  bool read_only = false, broken = false;
-  struct Class {
-    std::uint64_t slot_size;
-    std::uint32_t slots, slots_used;
-  };
-  std::vector<Class> classes;
-};
-
 class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool> {
  public:
   using Lock = std::unique_lock<LocalLock>;
@@ -107,33 +81,32 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<Slot> acquire(std::uint64_t length, std::int64_t wait, std::int64_t timeout = 0);
   Result<void> retain(const Slot& slot);
   Result<void> release(const Slot& slot);
-  // The same where nothing has to be waited for or made. False: nothing was changed, and the function above gives the
-  // reason.
-  bool acquire_at_once(std::uint64_t length, Slot& slot) {
-    if (is_fresh_child() || read_only_ || broken()) return false;
+  // The short ways: nothing has to be waited for or made.
+  Now acquire_now(std::uint64_t length, Slot& slot) {
+    if (is_fresh_child() || read_only_ || broken()) return Now::ask;
     const std::lock_guard lock(me_->lock());
-    const Class* const wanted = class_for(length);
-    if (wanted == nullptr) return false;
+    const Segments::Class* const wanted = segments_.class_for(length);
+    if (wanted == nullptr) return Now::ask;
     auto taken = me_->acquire_last(wanted->slot_size);
     if (!taken) taken = me_->acquire(wanted->ranges);
-    if (!taken) return false;
+    if (!taken) return Now::ask;
     std::byte* const at = data_if_mapped(*taken);
     if (at == nullptr) {
       me_->drop(*taken);
-      return false;
+      return Now::ask;
     }
     prefetch_to_write(at);
     ++users_[*taken];
     slot = {at, wanted->slot_size, length, id_, stamp(), *taken, me_->generation(*taken)};
-    return true;
+    return Now::done;
   }
-  bool release_at_once(const Slot& slot) {
-    if (is_fresh_child()) return false;
+  Now release_now(const Slot& slot) {
+    if (is_fresh_child()) return Now::ask;
     const std::lock_guard lock(me_->lock());
-    if (!usable(slot)) return false;
+    if (!usable(slot)) return Now::ask;
     --users_[slot.index];
     me_->drop(slot.index);
-    return true;
+    return Now::done;
   }
   Result<PoolFacts> facts();
   Result<void> remove();  // its name is free at once; the pool ends with its last participant
@@ -172,28 +145,17 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
     return woken;
   }
   Result<std::uint32_t> take(std::uint64_t length, Wait& wait, Lock& lock, std::int64_t timeout = 0);
-  // nullopt: call take(), which waits, grows, or gives the reason
-  std::optional<std::uint32_t> take_at_once(std::uint64_t length);
-  // The address of a slot's bytes. nullptr: its segment cannot be mapped (the reason is in `why`). `timeout` is for the
-  // broker.
+  // A slot that is free now. nullopt: call take(), which waits, grows, or gives the reason.
+  std::optional<std::uint32_t> take_free(std::uint64_t length);
+  // See Segments::data.
   std::byte* data(std::uint32_t slot, Error* why = nullptr, std::int64_t timeout = 0) {
-    if (!segments_.empty() && segments_.front().region) [[likely]] {
-      const Segment& first = segments_.front();
-      if (slot - first.first < first.slots) return first.region->data() + (slot - first.first) * first.stride;
-    }
-    return find_data(slot, why, timeout);
+    return segments_.data(slot, why, timeout);
   }
+  std::byte* data_if_mapped(std::uint32_t slot) const { return segments_.data_if_mapped(slot); }
   // Call after publishing a message with this slot, see Participant::look_ahead.
   void look_ahead(std::uint32_t slot) {
     const auto next = me_->look_ahead(slot);
     if (next && is_mapped(*next)) prefetch_to_write(data(*next));
-  }
-  std::byte* data_if_mapped(std::uint32_t slot) const {  // as data(), without asking the broker
-    for (const Segment& segment : segments_) {
-      if (slot - segment.first >= segment.slots) continue;
-      return segment.region ? segment.region->data() + (slot - segment.first) * segment.stride : nullptr;
-    }
-    return nullptr;
   }
   bool is_mapped(std::uint32_t slot) const { return data_if_mapped(slot) != nullptr; }
   std::uint64_t slot_size(std::uint32_t slot) { return me_->slot_size(slot).value_or(0); }
@@ -207,24 +169,14 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   }
   // Whether the pool has slots of that size. Waits while its maker still adds them.
   Result<bool> has_slots_for(std::uint64_t length, Wait& wait, Lock& lock);
-  std::uint64_t largest_class() const { return classes_.empty() ? 0 : classes_.back().slot_size; }
+  std::uint64_t largest_class() const { return segments_.largest(); }
   void notice();  // maps new segments, and drops lanes of closed queues that were read
   KeptMappings& kept_mappings() { return kept_mappings_; }
   // A lane that this process does not write any more. Its messages stay held until they are read.
   void retire(std::unique_ptr<LaneSender> sender, std::uint32_t lane, std::uint32_t serial);
   void post_finished(std::uint32_t lane, std::uint32_t serial, shmbw_lane_end end);
 
-  // Doorbells, for waiting in event loops (queue_set.cpp).
-  Result<int> doorbell(Lock& lock);
-  bool arm(QueueSet& set);  // false: it has something already
-  void disarm(QueueSet& set);
-  void pass_on();                  // see QueueSet::pass_on, for all that are armed
-  bool ring_heard(QueueSet& set);  // false: it is at its end, because a peer has shut it down
-  // Asks for the doorbells of these participants ahead, so that a later message needs only its reader. One request is
-  // open at a time. For a doorbell that is missing when needed, the broker rings.
-  void want_bells(std::uint64_t participants);
-  void fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock);  // waits for them until the deadline
-  int doorbell_descriptor() const { return bell_.ours ? bell_.ours.get() : -1; }
+  Doorbell& doorbell() { return doorbell_; }
 
   // A forked child joins under the first of these locks. It also keeps `me_` the same.
   void lock_for_fork() override {
@@ -237,63 +189,20 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   }
 
  private:
-  struct Segment {
-    std::uint32_t first = 0, slots = 0;
-    std::uint64_t stride = 0, bytes = 0;
-    Region::Handle region;
-  };
-  struct Class {
-    std::uint64_t slot_size = 0;
-    std::uint32_t slots = 0, limit = 0;
-    std::vector<SlotRange> ranges;
-  };
   struct Retired {
     std::unique_ptr<LaneSender> sender;
     std::uint32_t lane, serial;
-  };
-  struct PeerBell {
-    std::uint32_t life = 0;
-    std::int64_t not_before = 0;  // the request was refused: the next time to ask
-    std::uint64_t rung = 0;       // the sleep for which the broker was asked to ring
-    Fd fd;
-  };
-  static constexpr std::int64_t kAskAgainAfter = 10'000'000'000;  // after a request for a peer's doorbell that failed
-  struct AskedBell {
-    std::uint32_t participant = 0, life = 0;
-    std::shared_ptr<Channel::Later> answer;  // null: no request is open
   };
 
   Pool(std::shared_ptr<Session> session, bool read_only) : session_(std::move(session)), read_only_(read_only) {}
   Result<void> map(Reply& reply, std::uint64_t directory_bytes, std::uint64_t control_bytes);
   void begin(std::uint32_t index, std::uint32_t life);
-  void expect(std::span<const SizeClass> later);
   Result<void> rejoin();
   Result<void> add_segment(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout);
   Result<void> grow(std::uint64_t slot_size, std::uint32_t slots, std::uint32_t limit, std::int64_t timeout,
                     Lock& lock);
-  void read_segments();
   Result<void> await_whole(Deadline deadline);
-  Error attach_segments(std::int64_t timeout);
-  std::byte* find_data(std::uint32_t slot, Error* why, std::int64_t timeout);
-  Class* class_for(std::uint64_t length) {
-    for (Class& one : classes_)
-      if (one.slot_size >= length) return &one;
-    return nullptr;
-  }
-  std::uint32_t may_grow(const Class& wanted) const;
   bool is_being_made() const;
-  int bell_of(std::uint32_t participant, std::uint32_t life, bool dead);
-  bool has_bell(std::uint32_t participant, std::uint32_t life) const {
-    return bells_[participant].fd && bells_[participant].life == life;
-  }
-  shmbw_pool_doorbell bell_request(std::uint32_t flag, std::uint32_t participant, std::uint32_t life) const;
-  void ask_for_bell(std::uint32_t participant, std::uint32_t life);
-  void take_asked_bell();
-  void note_bell(std::uint32_t participant, std::uint32_t life, std::vector<Fd>& fds);
-  template <class F>
-  void for_bells_missing(std::uint64_t participants, F&& act);
-  std::uint32_t count_used(const std::vector<SlotRange>& ranges) const;
-  std::vector<std::atomic<std::uint64_t>*> armed_masks();
 
   const std::shared_ptr<Session> session_;
   const bool read_only_;
@@ -308,21 +217,11 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::vector<Retired> retired_;
   KeptMappings kept_mappings_;
   std::vector<std::uint32_t> users_;  // references that the user has, by slot
-  std::vector<Segment> segments_;
-  std::vector<Class> classes_;
-  std::uint32_t seen_change_ = 0, slots_ = 0, slots_high_ = 0;
+  Segments segments_{session_, view_, read_only_};
+  std::uint32_t seen_change_ = 0, slots_high_ = 0;
   std::uint32_t leave_flags_ = 0;
   bool small_pages_ = false, no_populate_ = false, growing_ = false, enrolled_ = false;
-
-  struct {
-    // The broker gives `theirs` to peers. It is kept here: without any holder but the broker, `ours` would read as
-    // closed while peers come and go.
-    Fd ours, theirs;
-    bool set = false;  // the broker has confirmed it
-  } bell_;
-  std::array<PeerBell, pool::kParticipants> bells_;
-  AskedBell asked_bell_;
-  std::vector<QueueSet*> armed_;
+  Doorbell doorbell_{*this};
 };
 
 }  // namespace shmb::client

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// One process has one doorbell in a pool, shared by its threads and sets. A set that hears it notifies the others.
+// Waiting on several queues. See queue_set.hpp; the doorbell that ends a wait on a descriptor is in doorbell.hpp.
 #include "client/queue/queue_set.hpp"
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cerrno>
 
 #include "base/rescue.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "client/region/obtain.hpp"
-#include "client/session/call.hpp"
 #include "client/session/closed.hpp"
-#include "client/session/late_reply.hpp"
 
 namespace shmb::client {
 
@@ -66,7 +62,7 @@ void QueueSet::forget(const std::shared_ptr<Pool>& pool) {
       return true;
     });
   Pool::Lock lock(pool->me().lock());
-  unwatch(pool->doorbell_descriptor());
+  unwatch(pool->doorbell().descriptor());
 }
 
 void QueueSet::tell_of_room(std::vector<Queue*> queues) {
@@ -137,7 +133,7 @@ void QueueSet::disarm_all() {
   for (const auto& pool : pools()) {
     if (pool->is_fresh_child()) continue;
     Pool::Lock lock(pool->me().lock());
-    pool->disarm(*this);
+    pool->doorbell().disarm(*this);
   }
 }
 
@@ -160,7 +156,7 @@ Result<void> QueueSet::watch(Pool& pool) {
   const std::shared_ptr<Session>& session = pool.session();
   const int watched = session->watch_descriptor();
   Pool::Lock lock(pool.me().lock());
-  SHMB_TRY(bell, pool.doorbell(lock));
+  SHMB_TRY(bell, pool.doorbell().open());
   for (int fd : {bell, watched}) {
     if (fd < 0 || std::ranges::find(watched_, fd) != watched_.end()) continue;
     if (auto added = sys::epoll_watch(epoll_.get(), fd); !added)
@@ -209,7 +205,7 @@ void QueueSet::quiet() {
     {
       Pool::Lock lock(pool->me().lock());
       // A doorbell at its end stays readable for ever, as after the loss of its session.
-      if (!pool->ring_heard(*this)) unwatch(pool->doorbell_descriptor());
+      if (!pool->doorbell().ring_heard(*this)) unwatch(pool->doorbell().descriptor());
     }
   }
   for (const Told& told : told_)
@@ -224,7 +220,7 @@ void QueueSet::quiet() {
 bool QueueSet::arm_all() {
   for (const auto& pool : pools()) {
     Pool::Lock lock(pool->me().lock());
-    if (!pool->arm(*this)) return false;
+    if (!pool->doorbell().arm(*this)) return false;
   }
   return true;
 }
@@ -307,167 +303,6 @@ Result<QueueSet::Entry> QueueSet::wait(std::int64_t wait) {
     for (const auto& pool : all) SHMB_TRY_VOID(pool->broker_there());
     if (passed) return error(Status::deadline, late);
   }
-}
-
-// Doorbells of a pool
-
-Result<int> Pool::doorbell(Lock&) {
-  if (bell_.set) return bell_.ours.get();
-  // The pair is kept also after a SET whose reply did not come in time. The broker may have given the other end to
-  // peers, which keep it.
-  if (!bell_.ours) {
-    auto pair = sys::seqpacket_pair();
-    if (!pair) return system_failure(pair.error(), "a socket pair for the doorbell");
-    bell_.ours = std::move((*pair)[0]);
-    bell_.theirs = std::move((*pair)[1]);
-  }
-  const int theirs[] = {bell_.theirs.get()};
-  SHMB_TRY_VOID(call<SHMBW_OP_POOL_DOORBELL>(*session_, bell_request(SHMBW_DOORBELL_SET, 0, 0), {}, Deadline::after(0),
-                                             {.fds = theirs}));
-  bell_.set = true;
-  return bell_.ours.get();
-}
-
-shmbw_pool_doorbell Pool::bell_request(std::uint32_t flag, std::uint32_t participant, std::uint32_t life) const {
-  return {id_, flag, participant, life, 0};
-}
-
-void Pool::note_bell(std::uint32_t participant, std::uint32_t life, std::vector<Fd>& fds) {
-  PeerBell& bell = bells_[participant];
-  bell = {life, 0, 0, {}};
-  if (!fds.empty()) bell.fd = std::move(fds.front());
-  else bell.not_before = sys::now_monotonic() + rescue_interval(kAskAgainAfter);
-}
-
-void Pool::take_asked_bell() {
-  if (!asked_bell_.answer || !session_->has_come(*asked_bell_.answer)) return;
-  const AskedBell asked = std::exchange(asked_bell_, {});
-  if (!has_bell(asked.participant, asked.life)) note_bell(asked.participant, asked.life, asked.answer->fds);
-}
-
-// One at a time: the broker answers the next request only after the last answer is read, and this process may not call
-// soon.
-void Pool::ask_for_bell(std::uint32_t participant, std::uint32_t life) {
-  if (asked_bell_.answer || has_bell(participant, life)) return;
-  const PeerBell& bell = bells_[participant];
-  if (bell.life == life && bell.not_before != 0 && sys::now_monotonic() < bell.not_before) return;
-  if (auto asked = ask<SHMBW_OP_POOL_DOORBELL>(*session_, bell_request(SHMBW_DOORBELL_GET, participant, life)))
-    asked_bell_ = {participant, life, std::move(*asked)};
-}
-
-// A doorbell that came too late for the call that wanted to ring it: its peer still sleeps.
-void undo_pool_doorbell(LateReply& late) {
-  constexpr std::byte one{1};
-  if (!late.fds.empty()) (void)sys::send(late.fds.front().get(), {&one, 1}, {}, {}, false);
-}
-
-template <class F>
-void Pool::for_bells_missing(std::uint64_t participants, F&& act) {
-  std::uint64_t mask = participants & view_.header().doorbells.load(std::memory_order_acquire) & ~me_->bit();
-  for (; mask != 0; mask &= mask - 1) {
-    const auto index = static_cast<std::uint32_t>(std::countr_zero(mask));
-    const auto stamp = pool::Stamp::of(view_.participant(index).stamp.load(std::memory_order_acquire));
-    if (stamp.state == static_cast<std::uint8_t>(pool::ParticipantState::live) && !has_bell(index, stamp.serial))
-      if (!act(index, stamp.serial)) return;
-  }
-}
-
-void Pool::want_bells(std::uint64_t participants) {
-  take_asked_bell();
-  for_bells_missing(participants, [&](std::uint32_t index, std::uint32_t life) {
-    ask_for_bell(index, life);
-    return true;
-  });
-}
-
-void Pool::fetch_bells(std::uint64_t participants, Deadline deadline, Lock& lock) {
-  take_asked_bell();
-  for_bells_missing(participants, [&](std::uint32_t index, std::uint32_t life) {
-    lock.unlock();
-    auto answer = call<SHMBW_OP_POOL_DOORBELL>(*session_, bell_request(SHMBW_DOORBELL_GET, index, life), {}, deadline);
-    lock.lock();
-    if (!answer && answer.error().status != Status::not_found) return false;  // it is asked for again when needed
-    std::vector<Fd> none;
-    if (!has_bell(index, life)) note_bell(index, life, answer ? answer->reply.fds : none);
-    return true;
-  });
-}
-
-// On the path of a message: nothing here waits. A process without the peer's doorbell asks the broker to ring, once for
-// each sleep. That request needs no reply, so it works however long the broker is stopped, and even if this process
-// never calls again. It waits here only while the socket to the broker is full. The flag stays for wakers that have the
-// doorbell.
-//
-// `dead`: the known descriptor has no other end any more. Its owner may have a new doorbell, or a process has shut it
-// down. So it is not asked for at each ring.
-int Pool::bell_of(std::uint32_t participant, std::uint32_t life, bool dead) {
-  if (participant >= bells_.size()) return -1;
-  take_asked_bell();
-  if (dead && has_bell(participant, life)) {
-    bells_[participant].fd = Fd();
-    bells_[participant].not_before = sys::now_monotonic() + rescue_interval(kAskAgainAfter);
-  }
-  if (has_bell(participant, life)) return bells_[participant].fd.get();
-  if ((view_.header().doorbells.load(std::memory_order_acquire) >> participant & 1) == 0) return -1;
-  const std::uint64_t sleep = view_.wait(participant).sleep.load(std::memory_order_relaxed);
-  if (bells_[participant].rung == sleep) {  // a token is never 0 and never repeats
-    session_->flush();                      // where the request still waits for room
-    return -1;
-  }
-  const shmbw_pool_doorbell ring = bell_request(SHMBW_DOORBELL_RING, participant, life);
-  if (post<SHMBW_OP_POOL_DOORBELL>(*session_, ring, Deadline::now())) bells_[participant].rung = sleep;
-  ask_for_bell(participant, life);
-  return -1;
-}
-
-Result<void> Pool::broker_there() const {
-  if (session_->pump()) return {};
-  return error(Status::session_lost,
-               "the broker is gone and nothing came: nobody would tell of a peer's death; connect again");
-}
-
-bool Pool::arm(QueueSet& set) {
-  if (std::ranges::find(armed_, &set) == armed_.end()) armed_.push_back(&set);
-  std::vector<std::atomic<std::uint64_t>*> masks;
-  for (QueueSet* one : armed_) one->collect_masks(*this, masks);
-  std::ranges::sort(masks);
-  masks.erase(std::ranges::unique(masks).begin(), masks.end());
-  bool found = false;
-  (void)me_->sleeper().arm_doorbell(masks, [&] {
-    for (QueueSet* one : armed_) {
-      if (!one->something_there(*this)) continue;
-      if (one == &set) found = true;
-      else one->signal();  // armed once, and it would get no second ring
-    }
-    return found && armed_.size() == 1;
-  });
-  if (found) std::erase(armed_, &set);
-  return !found;
-}
-
-void Pool::disarm(QueueSet& set) {
-  std::erase(armed_, &set);
-  if (armed_.empty() && me_->sleeper().armed()) me_->sleeper().disarm_doorbell();
-}
-
-void Pool::pass_on() {
-  for (QueueSet* one : armed_) one->pass_on(*this);
-}
-
-bool Pool::ring_heard(QueueSet& set) {
-  constexpr int kMost = 64;  // a peer may ring without end: the rest is read the next time
-  if (!bell_.ours) return true;
-  bool rang = false, open = true;
-  std::array<std::byte, 16> bytes;
-  for (int i = 0; i < kMost && open; ++i) {
-    auto heard = sys::receive_data(bell_.ours.get(), bytes);
-    if (!heard) break;
-    open = !heard->end_of_file;
-    rang |= open;
-  }
-  for (QueueSet* one : armed_)
-    if (rang && one != &set) one->signal();
-  return open;
 }
 
 }  // namespace shmb::client

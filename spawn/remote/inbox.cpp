@@ -144,7 +144,7 @@ Result<std::uint32_t> Inbox::participants() {
 SlotBytes Inbox::room_for(std::uint64_t bytes, std::int64_t timeout) {
   client::Slot slot;
   if (bytes > kLargestSlot) return {};
-  if (!pool_->acquire_at_once(bytes, slot)) {
+  if (pool_->acquire_now(bytes, slot) != client::Now::done) {
     auto taken = pool_->acquire(bytes, client::kNoWait, timeout);
     if (!taken) return {};
     slot = *taken;

@@ -123,7 +123,7 @@ class SlotBytes {
   std::string_view view() const { return {reinterpret_cast<const char*>(data_), length_}; }
   const client::Slot& slot() const { return slot_; }
   void reset() {
-    if (const auto pool = std::exchange(pool_, nullptr)) (void)pool->release_at_once(slot_);
+    if (const auto pool = std::exchange(pool_, nullptr)) (void)pool->release_now(slot_);
     if (const auto budget = std::exchange(budget_, nullptr)) budget->give_back();
   }
 

@@ -16,20 +16,28 @@
 #include <vector>
 
 #include "base/sys_futex.hpp"
-#include "client/lane/lane.hpp"
+#include "client/lane/broadcast.hpp"
+#include "client/lane/mpmc.hpp"
 #include "client/lane/participant.hpp"
+#include "client/lane/spsc.hpp"
 #include "proto/pool_layout.hpp"
 #include "tests/harness/emulator.hpp"
 
 namespace pool_tests {
 
+using shmb::client::BroadcastReceiver;
+using shmb::client::BroadcastSender;
 using shmb::client::Deadline;
 using shmb::client::Held;
 using shmb::client::HeldList;
 using shmb::client::LaneReceiver;
 using shmb::client::LaneSender;
+using shmb::client::MpmcReceiver;
+using shmb::client::MpmcSender;
 using shmb::client::Participant;
 using shmb::client::SlotRange;
+using shmb::client::SpscReceiver;
+using shmb::client::SpscSender;
 using shmb::client::Step;
 using shmb::pool::CellWord;
 using shmb::pool::ParticipantState;

@@ -12,21 +12,21 @@ struct Ring {
   explicit Ring(std::uint32_t flags = 0, std::uint32_t cells = 4, std::uint32_t slots = 8, std::uint64_t start = 0)
       : memory(slots), view(memory.lane(QueueKind::broadcast, cells)), writer(memory.view(), 0, 1) {
     view.tail() = start;
-    sender.emplace(writer, view, QueueKind::broadcast, flags, 0, nullptr, start);
+    sender.emplace(writer, view, flags, 0, nullptr, start);
     writer.set_cache_limit(0);
     memory.open_readers(6);
     for (std::uint32_t i = 0; i < 2; ++i) {
       readers[i].emplace(memory.view(), i + 1, 1);
-      receivers[i].emplace(*readers[i], view, QueueKind::broadcast, flags, 0, 0, 1);
+      receivers[i].emplace(*readers[i], view, flags, 0, 0, 1);
     }
   }
   Look look(int reader) { return receivers[reader]->look(received); }
   PoolMemory memory;
   pool::LaneView view;
   Participant writer;
-  std::optional<LaneSender> sender;
+  std::optional<BroadcastSender> sender;
   std::optional<Participant> readers[2];
-  std::optional<LaneReceiver> receivers[2];
+  std::optional<BroadcastReceiver> receivers[2];
   LaneReceiver::Received received;
 };
 
@@ -339,7 +339,7 @@ void stream(std::uint32_t flags) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 2; ++i)
     threads.emplace_back([&, i] {
-      LaneReceiver& receiver = *ring.receivers[i];
+      BroadcastReceiver& receiver = *ring.receivers[i];
       Participant& me = *ring.readers[i];
       const std::lock_guard guard(me.lock());
       std::atomic<std::uint64_t>* const masks[] = {&waiters.readers.mask};

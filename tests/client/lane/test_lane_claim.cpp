@@ -11,20 +11,20 @@ using namespace pool_tests;
 struct Claims {
   explicit Claims(std::uint32_t cells = 4, std::uint32_t flags = 0, std::uint32_t slots = 4)
       : memory(slots), view(memory.lane(QueueKind::mpmc, cells)), writer(memory.view(), 0, 1) {
-    sender.emplace(writer, view, QueueKind::mpmc, flags, 0, nullptr);
+    sender.emplace(writer, view, flags, 0, nullptr);
     writer.set_cache_limit(0);
     for (std::uint32_t i = 0; i < 2; ++i) {
       consumers[i].emplace(memory.view(), i + 1, 1);
-      receivers[i].emplace(*consumers[i], view, QueueKind::mpmc, flags, 0, 0, 1);
+      receivers[i].emplace(*consumers[i], view, flags, 0, 0, 1);
     }
   }
   Look look(int consumer) { return receivers[consumer]->look(received); }
   PoolMemory memory;
   pool::LaneView view;
   Participant writer;
-  std::optional<LaneSender> sender;
+  std::optional<MpmcSender> sender;
   std::optional<Participant> consumers[2];
-  std::optional<LaneReceiver> receivers[2];
+  std::optional<MpmcReceiver> receivers[2];
   LaneReceiver::Received received;
 };
 
@@ -61,7 +61,7 @@ TEST_CASE("a message behind a lap of claimed ones is found by a consumer that lo
   REQUIRE(lane.sender->room() == Room::yes);
   send_number(*lane.sender, 4);  // into the cell of 0; those of 1, 2 and 3 are claimed
   CHECK(lane.receivers[1]->unclaimed());
-  CHECK(lane.receivers[1]->count_unclaimed() == 1);
+  CHECK(lane.receivers[1]->lag() == 1);
   REQUIRE(lane.look(1) == Look::message);
   CHECK(number_of(lane.received) == 4);
 }
@@ -292,8 +292,8 @@ TEST_CASE("claim positions go on behind the 49 bits of a cell") {
   for (std::uint64_t k = start; k < start + 4; ++k) view.cell(k).word = CellWord::empty(k);
   view.head() = start;
   Participant writer(memory.view(), 0, 1), reader(memory.view(), 1, 1);
-  LaneSender sender(writer, view, QueueKind::mpmc, 0, 0, nullptr, start);
-  LaneReceiver receiver(reader, view, QueueKind::mpmc, 0, 0, 0, 1);
+  MpmcSender sender(writer, view, 0, 0, nullptr, start);
+  MpmcReceiver receiver(reader, view, 0, 0, 0, 1);
   LaneReceiver::Received received;
   for (std::uint64_t n = 0; n < 20; ++n) {
     send_number(sender, n);
@@ -315,7 +315,7 @@ TEST_CASE("threads that compete take each of many messages exactly once, and slo
   std::vector<std::thread> threads;
   for (std::uint32_t i = 0; i < 2; ++i)
     threads.emplace_back([&, i] {
-      LaneReceiver& receiver = *lane.receivers[i];
+      MpmcReceiver& receiver = *lane.receivers[i];
       Participant& me = *lane.consumers[i];
       const std::lock_guard guard(me.lock());
       std::atomic<std::uint64_t>* const masks[] = {&waiters.readers.mask};

@@ -17,17 +17,16 @@ struct Line {
         writer(memory.view(), 0, 1),
         reader(memory.view(), 1, 1) {
     view.head() = start;
-    sender.emplace(
-        writer, view, QueueKind::spsc, flags, 0, [this](Held&& held) { regions.push_back(std::move(held)); }, start);
-    receiver.emplace(reader, view, QueueKind::spsc, flags, 0, 0, 1, start);
+    sender.emplace(writer, view, flags, 0, [this](Held&& held) { regions.push_back(std::move(held)); }, start);
+    receiver.emplace(reader, view, flags, 0, 0, 1, start);
     writer.set_cache_limit(0);
   }
   PoolMemory memory;
   pool::LaneView view;
   Participant writer, reader;
   std::vector<Held> regions;
-  std::optional<LaneSender> sender;
-  std::optional<LaneReceiver> receiver;
+  std::optional<SpscSender> sender;
+  std::optional<SpscReceiver> receiver;
   LaneReceiver::Received received;
 };
 

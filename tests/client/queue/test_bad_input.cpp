@@ -79,12 +79,12 @@ TEST_CASE("a slot of an earlier use is refused by every call, and the later use 
   OutPart part = slot_part(before);
   const OutPart list[] = {bytes_part("head"), part};
   says(out->send(before, kNoWait), "generation");
-  CHECK_FALSE(out->send_at_once(before));
+  CHECK(out->send_now(before) == Now::ask);
   CHECK(status_of(out->send(std::span(&part, 1), 0, 0, kNoWait)) == Status::stale);
   CHECK(status_of(out->send(list, 0, 0, kNoWait)) == Status::stale);
   CHECK(status_of(pool->retain(before)) == Status::stale);
   CHECK(status_of(pool->release(before)) == Status::stale);
-  CHECK_FALSE(pool->release_at_once(before));
+  CHECK(pool->release_now(before) == Now::ask);
   must(out->send(now, kNoWait));
   must(pool->release(now));
   CHECK(must(out->facts()).sent == 1);
@@ -101,11 +101,11 @@ TEST_CASE("a slot of another pool, or of another process in the same pool, is re
     auto out = writer(where, "q", Kind::mpmc);
     OutPart part = slot_part(mine);
     CHECK(status_of(out->send(mine, kNoWait)) == expected);
-    CHECK_FALSE(out->send_at_once(mine));
+    CHECK(out->send_now(mine) == Now::ask);
     CHECK(status_of(out->send(std::span(&part, 1), 0, 0, kNoWait)) == expected);
     CHECK(status_of(where->retain(mine)) == expected);
     CHECK(status_of(where->release(mine)) == expected);
-    CHECK_FALSE(where->release_at_once(mine));
+    CHECK(where->release_now(mine) == Now::ask);
   }
   says(other->release(mine), "another pool");
   Slot none = mine;
@@ -168,7 +168,7 @@ TEST_CASE("a closed queue refuses senders and openings, and its readers get CLOS
     says(out->send(bytes_of("x"), kPatient), name);
     CHECK(status_of(out->send(slot, kNoWait)) == Status::closed);
     CHECK(status_of(out->send(list, 0, 0, kNoWait)) == Status::closed);
-    CHECK_FALSE(out->send_at_once(bytes_of("x")));
+    CHECK(out->send_now(bytes_of("x")) == Now::ask);
     // A mpmc queue's new reader may have what is left.
     const Status late = kind == Kind::mpmc ? Status::ok : Status::closed;
     CHECK(status_of(Queue::open(pool, queue_spec(name, kind, true, false))) == late);

@@ -128,7 +128,7 @@ struct Crowd {
         Message* places[] = {&messages[0], &messages[1], &messages[2], &messages[3]};
         if (auto got = in->receive_many(places, wait)) count = *got;
         else if (!findings.expect(nothing(got.error().status), "receive_many failed")) return;
-      } else if (!in->receive_at_once(messages[0], true, kNoWait)) {
+      } else if (in->receive_now(messages[0], true, kNoWait) != Now::done) {
         if (auto got = in->receive(messages[0], true, wait)) count = 1;
         else if (!findings.expect(nothing(got.error().status), "receive failed")) return;
       } else {

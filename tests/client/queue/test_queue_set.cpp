@@ -335,7 +335,7 @@ TEST_CASE("a doorbell that was shut down does not keep an event loop awake") {
   Message message;
   do CHECK(status_of(in->receive(message, true, kNoWait)) == Status::empty);
   while (readable(fd, 0));
-  REQUIRE(::shutdown(pool->doorbell_descriptor(), SHUT_RDWR) == 0);
+  REQUIRE(::shutdown(pool->doorbell().descriptor(), SHUT_RDWR) == 0);
   CHECK(readable(fd, 0));
   for (int i = 0; i < 3; ++i) CHECK(status_of(in->receive(message, true, kNoWait)) == Status::empty);
   CHECK(!readable(fd, 0));

@@ -338,7 +338,7 @@ TEST_CASE("a sender that cannot ring a doorbell any more asks the broker to ring
   const int fd = must(in->descriptor());
   fetch_doorbells(*out);
   settle(*in, fd);
-  REQUIRE(::shutdown(both.pool->doorbell_descriptor(), SHUT_RDWR) == 0);
+  REQUIRE(::shutdown(both.pool->doorbell().descriptor(), SHUT_RDWR) == 0);
   for (const char* const text : {"first", "second"}) {
     settle(*in, fd);
     must(out->send(bytes_of(text), kNoWait));

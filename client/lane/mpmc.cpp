@@ -1,51 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// Claim lanes: exactly one of the competing consumers takes each message, also when consumers die. The head is only a
-// hint. It moves past cells that were seen done, so a claim that is given back behind it cannot be missed. A cell that
-// is done stays done, so each consumer remembers how far it has seen that, and moves the head only now and then.
-#include <algorithm>
+// Taking messages back, and finding one to claim. See mpmc.hpp.
+#include "client/lane/mpmc.hpp"
 
-#include "client/lane/lane.hpp"
+#include "base/sys_process.hpp"
 
 namespace shmb::client {
 
 using pool::CellState;
 using pool::CellWord;
 
-LaneSender::Room LaneSender::room_claim() {
-  const std::uint64_t cells = lane_.cells();
-  SHMB_STEP(K1);
-  const std::uint64_t word = lane_.cell(next_).word.load(std::memory_order_acquire);
-  SHMB_STEP(K1_done);
-  if (word == CellWord::empty(next_)) {
-    if (next_ - done_ == cells) let_go(done_++);
-    return Room::yes;
-  }
+LaneSender::Room MpmcSender::why_no_room(std::uint64_t word) {
   const CellWord cell = CellWord::of(word);
   const bool waits =
-      cell.position == ((next_ - cells) & pool::kPositionMask) && (cell.is(CellState::full) || cell.claimed());
+      cell.position == ((next_ - lane_.cells()) & pool::kPositionMask) && (cell.is(CellState::full) || cell.claimed());
   participant_.sleeper().expect_stream();
   return waits ? Room::full : Room::broken;
 }
 
-void LaneSender::publish_claim(std::uint8_t tag, std::span<const std::byte> body, std::int64_t deadline) {
-  pool::Cell& cell = lane_.cell(next_);
-  if (expiring_) {
-    deadlines_[place(next_)] = deadline;
-    if (deadline != 0) earliest_ = std::min(earliest_, deadline);
-  }
-  SHMB_STEP(K2);
-  write_body<Step::K2_half>(cell.body(), body, deadline);
-  SHMB_STEP(K2_done);
-  SHMB_STEP(K3);
-  cell.word.store(CellWord::full(next_, tag), std::memory_order_release);
-  SHMB_STEP(K3_done);
-  ++next_;
-  SHMB_STEP(S3);
-  lane_.tail().store(next_, std::memory_order_relaxed);
-  SHMB_STEP(S3_done);
+void MpmcSender::reclaim_cells() {
+  if (earliest_ != INT64_MAX) expire(sys::now_monotonic());
+  if (holding_ != 0) reclaim_done();
 }
 
-bool LaneSender::cell_done(std::uint64_t position) const {
+std::uint64_t MpmcSender::in_flight() {
+  if (earliest_ != INT64_MAX) expire(sys::now_monotonic());
+  return reclaim_done();
+}
+
+// Receivers take in order, so nothing is left before a message that was claimed.
+std::uint64_t MpmcSender::unsend(std::uint64_t last) {
+  std::uint64_t back = 0;
+  while (back != last && take_back(back)) ++back;
+  return back;
+}
+
+bool MpmcSender::cell_done(std::uint64_t position) const {
   SHMB_STEP(KR);
   const std::uint64_t word = lane_.cell(position).word.load(std::memory_order_acquire);
   SHMB_STEP(KR_done);
@@ -53,7 +42,7 @@ bool LaneSender::cell_done(std::uint64_t position) const {
 }
 
 // Cells are done in any order. Returns how many are not done.
-std::uint64_t LaneSender::reclaim_claim() {
+std::uint64_t MpmcSender::reclaim_done() {
   std::uint64_t open = 0;
   for (std::uint64_t k = done_; k != next_; ++k) {
     if (!cell_done(k)) {
@@ -66,7 +55,7 @@ std::uint64_t LaneSender::reclaim_claim() {
   return open;
 }
 
-bool LaneSender::take_back(std::uint64_t n) {
+bool MpmcSender::take_back(std::uint64_t n) {
   const std::uint64_t position = next_ - 1 - n;
   auto& cell = lane_.cell(position).word;
   std::uint64_t word = cell.load(std::memory_order_acquire);
@@ -80,8 +69,8 @@ bool LaneSender::take_back(std::uint64_t n) {
 }
 
 // One compare-and-swap from full to done. There is no state in between that a death could leave behind.
-void LaneSender::expire(std::int64_t now) {
-  if (now < earliest_) return;
+bool MpmcSender::expire(std::int64_t now) {
+  if (now < earliest_) return false;
   earliest_ = INT64_MAX;
   bool any = false;
   for (std::uint64_t k = done_; k != next_; ++k) {
@@ -108,9 +97,10 @@ void LaneSender::expire(std::int64_t now) {
     any = true;
   }
   if (any) participant_.sleeper().wake_all(participant_.view().queue_waiters(queue_).writers);
+  return any;
 }
 
-LaneReceiver::Look LaneReceiver::look_claim(Received& out) {
+LaneReceiver::Look MpmcReceiver::look(Received& out) {
   Look found = find_claim(out);
   if (found != Look::empty) return found;
   SHMB_STEP(L1);
@@ -124,7 +114,7 @@ LaneReceiver::Look LaneReceiver::look_claim(Received& out) {
   return found == Look::empty && !claimed_by_others_ ? Look::drained : found;
 }
 
-LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
+LaneReceiver::Look MpmcReceiver::find_claim(Received& out) {
   constexpr int kTries = 64;  // each failure means that another consumer made progress, or writes nonsense
   constexpr std::uint64_t kMostBehind = 8;
   const std::uint64_t cells = lane_.cells();
@@ -187,7 +177,7 @@ LaneReceiver::Look LaneReceiver::find_claim(Received& out) {
 }
 
 // The first message that is not done, as far as a lap shows. A look from there on sees each message that is not done.
-std::uint64_t LaneReceiver::first_open() const {
+std::uint64_t MpmcReceiver::first_open() const {
   std::uint64_t k = std::max(lane_.head().load(std::memory_order_acquire), done_);
   for (const std::uint64_t end = k + lane_.cells(); k != end; ++k) {
     const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
@@ -198,7 +188,7 @@ std::uint64_t LaneReceiver::first_open() const {
 
 // A look without a claim. The head moves only when a consumer takes a message, and that consumer then looks for the
 // next one itself.
-bool LaneReceiver::unclaimed() const {
+bool MpmcReceiver::unclaimed() const {
   const std::uint64_t begin = first_open();
   for (std::uint64_t k = begin; k - begin < lane_.cells(); ++k) {
     const CellWord w = CellWord::of(lane_.cell(k).word.load(std::memory_order_acquire));
@@ -210,7 +200,7 @@ bool LaneReceiver::unclaimed() const {
 }
 
 // The head is a hint that lags behind, so the messages themselves are counted.
-std::uint64_t LaneReceiver::count_unclaimed() const {
+std::uint64_t MpmcReceiver::lag() const {
   std::uint64_t count = 0;
   const std::uint64_t begin = first_open();
   for (std::uint64_t k = begin; k - begin < lane_.cells(); ++k) {
@@ -222,7 +212,7 @@ std::uint64_t LaneReceiver::count_unclaimed() const {
   return count;
 }
 
-bool LaneReceiver::unfinished() const {
+bool MpmcReceiver::unfinished() const {
   const auto own = static_cast<std::uint8_t>(pool::kClaimedBy + participant_.index());
   const std::uint64_t begin = first_open();
   for (std::uint64_t k = begin; k - begin < lane_.cells(); ++k) {
@@ -234,7 +224,7 @@ bool LaneReceiver::unfinished() const {
   return false;
 }
 
-void LaneReceiver::give_back(std::uint64_t position) {
+void MpmcReceiver::give_back(std::uint64_t position) {
   auto& word = lane_.cell(position).word;
   const std::uint8_t tag = CellWord::of(word.load(std::memory_order_relaxed)).tag;
   SHMB_STEP(C7);

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Broadcast lanes: a ring of one writer life, in which each reader has a position. Without kQueueDropOldest the writer
-// waits for the slowest live reader. With it a reader may be overrun at any moment. So bodies are read as atomic words,
-// and are used only if the cell's word is still the same afterwards.
+// Publishing, reading what may be overwritten, joining and leaving. See broadcast.hpp.
+#include "client/lane/broadcast.hpp"
+
 #include <algorithm>
 #include <array>
 #include <bit>
-
-#include "client/lane/lane.hpp"
 
 namespace shmb::client {
 
@@ -25,7 +23,7 @@ std::atomic<std::uint64_t>* words_of(pool::Cell& cell) {
 
 // W1: the lowest position that a live reader may still read. The fence pairs with J3: a reader that this look misses
 // begins after everything published so far.
-std::uint64_t LaneSender::slowest_reader() {
+std::uint64_t BroadcastSender::slowest_reader() {
   const pool::View& view = participant_.view();
   SHMB_STEP(W1);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -43,23 +41,21 @@ std::uint64_t LaneSender::slowest_reader() {
   return slowest;
 }
 
-std::uint64_t LaneSender::reclaim_broadcast() {
+std::uint64_t BroadcastSender::reclaim_read() {
   const std::uint64_t slowest = slowest_reader();
   limit_ = slowest + lane_.cells();
   if (slowest > done_) done_until(slowest);
   return std::min<std::uint64_t>(next_ - slowest, lane_.cells());
 }
 
-LaneSender::Room LaneSender::room_broadcast() {
-  if (drop_oldest_ || next_ < limit_) return Room::yes;
-  reclaim_broadcast();
+LaneSender::Room BroadcastSender::look_for_room() {
+  reclaim_read();
   if (next_ < limit_) return Room::yes;
   participant_.sleeper().expect_stream();
   return Room::full;
 }
 
-void LaneSender::publish_broadcast(std::uint8_t tag, std::span<const std::byte> body, std::int64_t deadline,
-                                   Held held) {
+void BroadcastSender::put(std::uint8_t tag, std::span<const std::byte> body, Held held, std::int64_t deadline) {
   std::array<std::uint64_t, kMostWords> words;
   const std::size_t bytes = body.size() + (expiring_ ? sizeof(deadline) : 0), count = (bytes + 7) / 8;
   if (count > 0) words[count - 1] = 0;
@@ -91,20 +87,20 @@ void LaneSender::publish_broadcast(std::uint8_t tag, std::span<const std::byte> 
   SHMB_STEP(W5_done);
 }
 
-LaneReceiver::Look LaneReceiver::look_broadcast(Received& out) {
-  Look seen = read_broadcast(out);
+LaneReceiver::Look BroadcastReceiver::look(Received& out) {
+  Look seen = read(out);
   if (seen != Look::empty) return seen;
   SHMB_STEP(L1);
   const bool alive = sender_alive();
   SHMB_STEP(L1_done);
   if (alive) return Look::empty;
   SHMB_STEP(L2);
-  seen = read_broadcast(out);
+  seen = read(out);
   SHMB_STEP(L2_done);
   return seen == Look::empty ? Look::drained : seen;
 }
 
-LaneReceiver::Look LaneReceiver::read_broadcast(Received& out) {
+LaneReceiver::Look BroadcastReceiver::read(Received& out) {
   constexpr int kTries = 1000;  // a writer that overruns this reader so often is faster than it can read at all
   for (int tries = 0; tries < kTries; ++tries) {
     pool::Cell& cell = lane_.cell(next_);
@@ -144,34 +140,14 @@ LaneReceiver::Look LaneReceiver::read_broadcast(Received& out) {
   return Look::empty;
 }
 
-// The writer waits for this reader, so the body is read as it is. Q4 is for writers that break that rule.
-LaneReceiver::Plain LaneReceiver::look_plain_broadcast(std::byte* to, std::uint32_t& bytes, pool::Handle& slot) {
-  if (drop_oldest_) return Plain::nothing;
-  pool::Cell& cell = lane_.cell(next_);
-  SHMB_STEP(Q1);
-  const std::uint64_t word = cell.word.load(std::memory_order_acquire);
-  SHMB_STEP(Q1_done);
-  if ((word & kWithoutTag) != CellWord::full(next_, 0)) return Plain::nothing;
-  SHMB_STEP(Q2);
-  const Plain what = copy_plain(cell.body(), static_cast<std::uint8_t>(word >> 56), to, bytes, slot);
-  SHMB_STEP(Q2_done);
-  SHMB_STEP(Q4);
-  std::atomic_thread_fence(std::memory_order_acquire);
-  const std::uint64_t again = cell.word.load(std::memory_order_relaxed);
-  SHMB_STEP(Q4_done);
-  if (again != word) return Plain::nothing;
-  position_ = next_;
-  return what;
-}
-
 // A writer gets room or slots only when the slowest reader moves. Several readers may be the slowest. Each stores its
 // position before S4 and looks at the others' positions after it, so the last of them sees that.
-void LaneReceiver::wake_writer_of_broadcast() {
+void BroadcastReceiver::wake_writer_that_waits() {
   participant_.sleeper().wake_all_if(writers_, [this] { return was_slowest(); });
   shown_ = next_;
 }
 
-bool LaneReceiver::was_slowest() const {
+bool BroadcastReceiver::was_slowest() const {
   const pool::View& view = participant_.view();
   for (std::uint64_t readers = view.queue(queue_).readers.load(std::memory_order_acquire) & ~participant_.bit();
        readers != 0; readers &= readers - 1) {
@@ -184,17 +160,17 @@ bool LaneReceiver::was_slowest() const {
   return true;
 }
 
-void LaneReceiver::skip_to(std::uint64_t position) {
+void BroadcastReceiver::skip_to(std::uint64_t position) {
   lost_ += position - next_;
   next_ = position;
-  reader().lost.store(lost_, std::memory_order_relaxed);
+  own_line().lost.store(lost_, std::memory_order_relaxed);
   SHMB_STEP(Q5);
-  reader().position.store(next_ + 1, std::memory_order_release);
+  own_line().position.store(next_ + 1, std::memory_order_release);
   SHMB_STEP(Q5_done);
 }
 
-bool LaneReceiver::confirm() {
-  if (!drop_oldest_ || kind_ != pool::QueueKind::broadcast) return true;
+bool BroadcastReceiver::confirm() {
+  if (!drop_oldest_) return true;
   SHMB_STEP(Q4);
   const std::uint64_t word = lane_.cell(position_).word.load(std::memory_order_acquire);
   SHMB_STEP(Q4_done);
@@ -203,11 +179,10 @@ bool LaneReceiver::confirm() {
   return false;
 }
 
-bool LaneReceiver::attach() {
-  if (kind_ != pool::QueueKind::broadcast) return true;
+bool BroadcastReceiver::attach() {
   SHMB_STEP(J1);
   // The broker has attached readers that were there before the ring, even if its writer has come and gone since.
-  if (const std::uint64_t position = reader().position.load(std::memory_order_relaxed); position != 0) {
+  if (const std::uint64_t position = own_line().position.load(std::memory_order_relaxed); position != 0) {
     next_ = shown_ = position - 1;
     SHMB_STEP(J1_done);
     return true;
@@ -216,7 +191,7 @@ bool LaneReceiver::attach() {
   SHMB_STEP(J1_done);
   if (!alive) return false;
   SHMB_STEP(J2);
-  reader().position.store(1, std::memory_order_relaxed);  // position 0: from now on nothing is overwritten or dropped
+  own_line().position.store(1, std::memory_order_relaxed);  // position 0: from now on nothing is overwritten or dropped
   SHMB_STEP(J2_done);
   SHMB_STEP(J3);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -226,7 +201,7 @@ bool LaneReceiver::attach() {
   SHMB_STEP(J4_done);
   if (!alive) {
     SHMB_STEP(J5);
-    reader().position.store(0, std::memory_order_release);
+    own_line().position.store(0, std::memory_order_release);
     SHMB_STEP(J5_done);
     participant_.sleeper().wake_all(writers_);
     return false;
@@ -235,9 +210,9 @@ bool LaneReceiver::attach() {
   next_ = lane_.tail().load(std::memory_order_acquire);
   SHMB_STEP(J6_done);
   lost_ = 0;
-  reader().lost.store(0, std::memory_order_relaxed);
+  own_line().lost.store(0, std::memory_order_relaxed);
   SHMB_STEP(J7);
-  reader().position.store(next_ + 1, std::memory_order_release);
+  own_line().position.store(next_ + 1, std::memory_order_release);
   SHMB_STEP(J7_done);
   shown_ = next_;
   // Since J2 this reader held the writer up as if it had read nothing, and other readers passed their wakes on to it.
@@ -245,10 +220,9 @@ bool LaneReceiver::attach() {
   return true;
 }
 
-void LaneReceiver::detach() {
-  if (kind_ != pool::QueueKind::broadcast) return;
+void BroadcastReceiver::detach() {
   SHMB_STEP(L4);
-  reader().position.store(0, std::memory_order_release);
+  own_line().position.store(0, std::memory_order_release);
   SHMB_STEP(L4_done);
   participant_.sleeper().wake_all(writers_);
 }
