@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the test_torch_*.py: a broker with install() in force, and programs of their own."""
+import atexit
+import json
 import os
+import select
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -66,12 +71,48 @@ def used():
     return sum(one.bytes for one in regions), len(regions)
 
 
+class Server:
+    """torch_server.py, as one process for all programs of a file of tests."""
+
+    def __init__(self):
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_server.py")
+        self._process = subprocess.Popen([sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    def run(self, path, environment, timeout):
+        told = {"path": path, "directory": os.getcwd(), "environment": environment, "out": path + ".out",
+                "err": path + ".err"}
+        self._process.stdin.write(json.dumps(told).encode() + b"\n")
+        pid = int(self._process.stdout.readline())
+        late = not select.select([self._process.stdout], [], [], timeout)[0]
+        if late:
+            os.kill(pid, signal.SIGKILL)
+        status = int(self._process.stdout.readline())
+        with open(told["out"], encoding="utf-8") as out, open(told["err"], encoding="utf-8") as err:
+            done = subprocess.CompletedProcess(path, status, out.read(), err.read())
+        if late:
+            raise subprocess.TimeoutExpired(path, timeout, done.stdout, done.stderr)
+        return done
+
+    def end(self):
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+_server = None
+
+
 def program(text, *, before=(), timeout=120, **environment):
-    """Runs a script of its own, from a file, as users do. `before`: a command that runs it."""
-    import tempfile
+    """Runs a script of its own, from a file, as users do. `before`: a command that runs it, in a new Python."""
+    global _server
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "train.py")
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
-        return subprocess.run([*before, sys.executable, path], capture_output=True, text=True, timeout=timeout,
-                              env=os.environ | environment)
+        if before:
+            return subprocess.run([*before, sys.executable, path], capture_output=True, text=True, timeout=timeout,
+                                  env=os.environ | environment)
+        if _server is None:
+            _server = Server()
+            atexit.register(_server.end)
+        return _server.run(path, dict(os.environ | environment), timeout)

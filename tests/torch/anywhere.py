@@ -62,8 +62,8 @@ def check_hooks():
     """All that install() enters torch by is there."""
     import torch
     installed()
-    from shmbroker.torch import hooks
-    assert not hooks.missing(), hooks.missing()
+    from shmbroker.torch import wanted
+    assert not wanted.missing(), wanted.missing()
     assert "shmbroker" in torch.multiprocessing.Queue.__module__
 
 

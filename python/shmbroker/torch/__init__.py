@@ -39,21 +39,27 @@ def install(name: str | None = None) -> bool:
     A second call changes nothing. A forked child has what its parent had. Processes that run already stay as they are:
     both sides understand what the other sends.
     """
-    global _installed
     if _installed:
         return True
-    from multiprocessing import process
-    if getattr(process.current_process(), "_inheriting", False):
-        return _install()  # the main module of a child: its group is its parent's, which comes with what it has to run
-    from .. import errors
-    from ..mp import place
-    place.call(name if name is not None else _name())
-    try:
-        place.home()
-    except (errors.NoBroker, errors.Unsupported) as error:
-        _warn(f"shmbroker.torch.install: {error}. torch keeps its own shared memory")
+    from . import wanted
+    missing = wanted.missing()
+    if missing:
+        _warn(f"shmbroker.torch.install: this torch ({wanted.version()}) has no {', no '.join(missing)}. torch keeps its "
+              "own shared memory")
         return False
-    return _install()
+    from multiprocessing import process
+    if not getattr(process.current_process(), "_inheriting", False):
+        # Else it is the main module of a child: its group is its parent's, which comes with what it has to run.
+        from .. import errors
+        from ..mp import place
+        place.call(name if name is not None else _name())
+        try:
+            place.home()
+        except (errors.NoBroker, errors.Unsupported) as error:
+            _warn(f"shmbroker.torch.install: {error}. torch keeps its own shared memory")
+            return False
+    _install()
+    return True
 
 
 def install_in_child() -> None:
@@ -73,17 +79,11 @@ def _warn(text: str) -> None:
         _warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _install() -> bool:
+def _install() -> None:
     global _installed
     from . import hooks
-    missing = hooks.missing()
-    if missing:
-        _warn(f"shmbroker.torch.install: this torch ({hooks.version()}) has no {', no '.join(missing)}. torch keeps its own "
-              "shared memory")
-        return False
     hooks.put(_replace, _reducers)
     _installed = True
-    return True
 
 
 def _replace(holder: Any, name: str, value: Any) -> None:

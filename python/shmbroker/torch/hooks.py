@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where `install` enters torch, and what has to be there for it.
+"""Where `install` enters torch. What has to be there for it is in wanted.py.
 
 One place serves each purpose in torch 1.13 and 2.x: the reducers of UntypedStorage and of tensors for what is pickled,
 `_new_shared` for what a DataLoader's worker collates, `share_memory_` and `is_shared` of storages, and the names that
@@ -21,28 +21,6 @@ from . import reductions, storage
 spawn = importlib.import_module("shmbroker.torch.spawn")
 
 _ITERATOR = "_MultiProcessingDataLoaderIter"
-
-
-def version() -> str:
-    return str(torch.__version__)
-
-
-def missing() -> list[str]:
-    """The names that this torch lacks."""
-    wanted = [(torch, "UntypedStorage"), (torch, "frombuffer"), (_stock, "reductions")]
-    kind = getattr(torch, "UntypedStorage", None)
-    wanted += [(kind, name) for name in ("_new_shared", "share_memory_", "is_shared", "_new_with_weak_ptr", "_weak_ref",
-                                         "_cdata", "nbytes", "data_ptr")]
-    wanted += [(_stock.reductions, name) for name in ("reduce_storage", "reduce_tensor", "SharedCache", "StorageWeakRef",
-                                                      "check_serializing_named_tensor")]
-    wanted += [(_dataloader, _ITERATOR)]
-    without = [f"{getattr(holder, '__name__', holder)}.{name}" for holder, name in wanted if not hasattr(holder, name)]
-    if not without:
-        try:
-            storage.layout()
-        except LookupError as error:
-            without.append(f"storages that can be moved ({error})")
-    return without
 
 
 def _share_memory(stock: Any) -> Any:
