@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """shmbroker.torch.rpc between processes that are started one by one, as users start them. This process is worker "w0";
 "w1" and "w2" are programs of their own, and "cpp" is one of C++."""
+import gc
+import inspect
+import io
 import pickle
 import signal
 import sys
 import threading
+import weakref
 
 import pytest
 from torch_rpc_world import CPP, LARGE, ended, free_port, functions, join, rpc, start, start_worker, torch, until
@@ -23,9 +27,25 @@ def world(broker):
         ended(one)
 
 
+def test_the_calls_take_what_those_of_torch_take(world):
+    import torch.distributed.rpc as stock
+    for name in ("init_rpc", "shutdown", "rpc_sync", "rpc_async", "remote", "get_worker_info"):
+        ours, theirs = ([(one.name, one.kind, one.default) for one in inspect.signature(getattr(of, name)).parameters.values()]
+                        for of in (rpc, stock))
+        assert ours == theirs, name
+    assert inspect.signature(rpc.remote).parameters["timeout"].default == -1.0
+    for name in ("to_here", "local_value", "owner", "owner_name", "is_owner", "confirmed_by_owner", "rpc_sync", "rpc_async",
+                 "remote", "_get_future", "_get_type"):
+        assert callable(getattr(rpc.RRef, name)) and hasattr(stock.RRef, name)
+    assert rpc.BackendType.TENSORPIPE.name == stock.BackendType.TENSORPIPE.name
+    for name in ("rpc_timeout", "init_method", "num_worker_threads", "device_maps", "devices"):
+        ours, theirs = (getattr(of.TensorPipeRpcBackendOptions(), name) for of in (rpc, stock))
+        assert ours == theirs, name
+
+
 # ---------------------------------------------------------------------------------------------- calls and values
 
-def test_a_builtin_a_function_with_keywords_and_a_class_are_called_here_and_there(world):
+def test_70_76_a_builtin_a_function_with_keywords_and_a_class_are_called_here_and_there(world):
     for to in ("w1", 1, rpc.get_worker_info("w1"), "w0"):
         assert rpc.rpc_sync(to, torch.add, args=(torch.ones(2), 3)).tolist() == [4, 4]
         assert rpc.rpc_sync(to, functions.combine, args=(1,), kwargs={"scale": 5}) == 10
@@ -37,7 +57,7 @@ def test_a_builtin_a_function_with_keywords_and_a_class_are_called_here_and_ther
         assert counter.rpc_sync().add_later(6) == 50
 
 
-def test_results_of_many_calls_keep_their_order(world):
+def test_70_results_of_many_calls_keep_their_order(world):
     references = [rpc.remote("w1", functions.give_back, args=(i,)) for i in range(100)]
     assert [one.to_here() for one in references] == list(range(100))
     futures = [rpc.rpc_async("w2", functions.give_back, args=(i,)) for i in range(1000)]
@@ -127,39 +147,59 @@ def test_a_large_value_that_nobody_else_has_is_copied_once(world):
 
 # ---------------------------------------------------------------------------------------------- references
 
-def test_references_travel_as_arguments_and_results_and_between_third_workers(world):
+def test_71_72_74_79_references_travel_as_arguments_and_results_and_between_third_workers(world):
     one, two = functions.make_at("w1", 1), functions.make_at("w1", 2)
     assert rpc.rpc_sync("w1", functions.sum_of, args=(one, two)) == 3
     assert rpc.rpc_sync("w2", functions.sum_of, args=(one, two)) == 3
     assert rpc.rpc_sync("w2", functions.was_confirmed, args=(one,)) == (True, 1)
+    assert rpc.remote("w2", functions.was_confirmed, args=(two,)).to_here() == (True, 2)
     returned = rpc.rpc_sync("w1", functions.make_at, args=("w2", 7))
     assert returned.owner_name() == "w2" and returned.to_here() == 7
-    nested = rpc.remote("w1", functions.list_of_references, args=("w2",))
-    assert sum(inner.to_here() for inner in nested.to_here()) == 3
+    nested = [rpc.remote("w1", functions.list_of_references, args=("w2",)) for _ in range(20)]
+    assert [[inner.to_here() for inner in one.to_here()] for one in nested] == [[1, 2]] * 20
     own = rpc.RRef(50)
     assert own.local_value() == 50 and own.to_here() == 50 and own.is_owner() and str(own) == "OwnerRRef(local)"
     assert rpc.rpc_sync("w1", functions.add_to_local, args=(own,)) == 90
+    assert rpc.rpc_async("w1", functions.add_to_local, args=(own,)).wait() == 90
     assert rpc.remote("w2", functions.add_to_local, args=(own,)).to_here() == 90
+    made_there = rpc.rpc_sync("w1", functions.list_of_references, args=("w1",))
+    assert [one.owner_name() for one in made_there] == ["w1"] * 2 and [one.to_here() for one in made_there] == [1, 2]
 
 
-def test_a_reference_that_goes_around_a_ring_still_has_its_value(world):
+def test_73_a_reference_that_goes_around_a_ring_still_has_its_value(world):
     reference = rpc.remote("w1", torch.add, args=(torch.ones(2), 1))
     assert functions.around(reference, ["w0", "w1", "w2"], 8).tolist() == [2, 2]
 
 
-def test_a_reference_tells_what_it_is(world):
+def test_75_77_80_81_83_a_reference_tells_what_it_is(world):
     reference = functions.make_at("w1", 1)
     reference.to_here()
     assert reference.owner() == rpc.get_worker_info("w1") and hash(reference.owner()) == hash(rpc.get_worker_info("w1"))
     assert (reference.owner_name(), reference.is_owner(), reference.confirmed_by_owner()) == ("w1", False, True)
     assert str(reference).startswith("UserRRef(RRefId = GloballyUniqueId(created_on=0, local_id=")
     assert reference._get_type() is int and reference._get_future().wait() is None
-    with pytest.raises(RuntimeError, match=r"can't call localValue\(\) on user WorkerInfo\(id=0, name=w0\)\. "
+    numbers = r"GloballyUniqueId\(created_on=0, local_id=\d+\)"
+    with pytest.raises(RuntimeError, match=rf"For UserRRef\(rref_id={numbers}, fork_id={numbers}\), can't call "
+                                           r"localValue\(\) on user WorkerInfo\(id=0, name=w0\)\. "
                                            r"Call it on owner WorkerInfo\(id=1, name=w1\)"):
         reference.local_value()
-    with pytest.raises(RuntimeError, match="Can not pickle rref in python pickler"):
-        pickle.dumps(reference)
+    for save in (pickle.dumps, lambda it: torch.save(it, io.BytesIO())):
+        with pytest.raises(RuntimeError, match="Can not pickle rref in python pickler"):
+            save(reference)
     assert functions.make_at("w0", [5]).local_value() == [5]
+
+
+def test_84_the_type_of_a_value_is_waited_for(world):
+    late = rpc.remote("w1", functions.sleep, args=(0.3,))
+    assert late._get_type(blocking=False).wait() is float and late._get_type() is float
+
+
+def test_84_the_type_of_a_value_that_failed_is_its_error(world):
+    failing = rpc.remote("w1", functions.fail, args=(ValueError, "as asked"))
+    with pytest.raises(ValueError, match="as asked"):
+        failing._get_type()
+    with pytest.raises(ValueError, match="as asked"):
+        failing._get_type(blocking=False).wait()
 
 
 def test_values_go_when_their_last_reference_goes(world):
@@ -173,7 +213,7 @@ def test_values_go_when_their_last_reference_goes(world):
 
 # ---------------------------------------------------------------------------------------------- failures
 
-def test_an_exception_arrives_with_its_type_its_text_and_its_traceback(world):
+def test_78_an_exception_arrives_with_its_type_its_text_and_its_traceback(world):
     for call in (lambda: rpc.rpc_sync("w1", functions.fail, args=(ValueError, "as asked")),
                  lambda: rpc.rpc_async("w1", functions.fail, args=(ValueError, "as asked")).wait(),
                  lambda: rpc.remote("w1", functions.fail, args=(ValueError, "as asked")).to_here()):
@@ -186,6 +226,8 @@ def test_an_exception_arrives_with_its_type_its_text_and_its_traceback(world):
         rpc.rpc_sync("w2", functions.fail_from, args=("text",))
     with pytest.raises(TypeError, match="as asked"):
         rpc.rpc_sync("w0", functions.fail, args=(TypeError, "as asked"))
+    with pytest.raises(TypeError, match="as asked"):
+        rpc.remote("w0", functions.fail, args=(TypeError, "as asked")).to_here()
     with pytest.raises(rpc.RemoteException, match="Odd"):
         rpc.rpc_sync("w1", functions.fail_odd)
     with pytest.raises(TypeError, match="cannot pickle '_thread.lock' object"):
@@ -193,6 +235,24 @@ def test_an_exception_arrives_with_its_type_its_text_and_its_traceback(world):
     with pytest.raises(TypeError, match="cannot pickle"):
         rpc.rpc_sync("w1", functions.give_back, args=(threading.Lock(),))
     assert issubclass(rpc.RemoteException, RuntimeError)
+
+
+def test_a_failed_call_keeps_nothing_of_its_caller(world):
+    gone = []
+
+    def call():
+        mine = functions.Counter(0)
+        gone.append(weakref.ref(mine))
+        future = rpc.rpc_async("w1", functions.fail, args=(ValueError, "as asked"))
+        for _ in range(2):
+            with pytest.raises(ValueError, match="as asked"):
+                future.wait()
+    gc.disable()
+    try:
+        call()
+        assert gone[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_function_that_the_other_side_lacks_says_so(world):
@@ -204,7 +264,7 @@ def test_a_function_that_the_other_side_lacks_says_so(world):
         rpc.rpc_sync("w1", there.only_here)
 
 
-def test_timeouts_are_of_the_call_the_default_or_none(world):
+def test_90_91_92_100_timeouts_are_of_the_call_the_default_or_none(world):
     text = "RPC ran for more than set timeout"
     with pytest.raises(RuntimeError, match=r"RPC ran for more than set timeout \(100 ms\)"):
         rpc.rpc_sync("w1", functions.sleep, args=(0.5,), timeout=0.1)

@@ -47,7 +47,7 @@ def test_both_programs_of_the_page_on_remote_run_with_only_the_import_changed(br
     ended(processes[1])
 
 
-def test_82_85_101_values_are_counted_and_cycles_are_listed_and_end_with_the_world(broker):
+def test_82_88_101_values_are_counted_and_cycles_are_listed_and_end_with_the_world(broker):
     port = free_port()
     other = start_worker("w1", 1, 2, port)
     join(port, 2)
@@ -70,7 +70,7 @@ def test_82_85_101_values_are_counted_and_cycles_are_listed_and_end_with_the_wor
     del own
     gc.collect()
     assert counts() == (1, 1)
-    rpc.shutdown(timeout=60)
+    rpc.shutdown(graceful=False)  # 88: behind traffic, and nobody is asked
     ended(other)
 
 
@@ -98,13 +98,16 @@ def test_85_a_reference_that_is_left_at_shutdown_is_reported(broker, tmp_path):
     assert "Leaking RRef" in owner and "Leaking" not in holder, (holder, owner)
 
 
-def test_93_95_a_creation_that_comes_too_late_has_failed_and_one_without_a_limit_arrives(broker):
+def test_84_93_95_a_creation_that_comes_too_late_has_failed_and_one_without_a_limit_arrives(broker):
     port = free_port()
     stopped, third = start_worker("w1", 1, 3, port), start_worker("w2", 2, 3, port)
     join(port, 3)
     try:
         rpc.rpc_sync("w1", torch.add, args=(1, 2))
+        known = functions.make_at("w1", 1)
+        assert known._get_type() is int
         stopped.send_signal(signal.SIGSTOP)
+        assert known._get_type(timeout=5) is int  # 84: nobody is asked a second time
         lost = rpc.remote("w1", functions.give_back, args=(5,), timeout=0.3)
         delayed = rpc.remote("w1", functions.give_back, args=(6,), timeout=0)
         with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
@@ -118,7 +121,7 @@ def test_93_95_a_creation_that_comes_too_late_has_failed_and_one_without_a_limit
         assert delayed.to_here() == 6
         with pytest.raises(RuntimeError, match="RRef creation"):
             lost.to_here()
-        del lost, delayed, use
+        del lost, delayed, use, known
         gc.collect()
         until(lambda: rpc.rpc_sync("w1", functions.values_here) == 0)
     finally:
@@ -128,7 +131,7 @@ def test_93_95_a_creation_that_comes_too_late_has_failed_and_one_without_a_limit
     ended(third)
 
 
-def test_the_death_of_a_worker_ends_calls_with_its_name_and_frees_what_it_held(broker):
+def test_89_98_99_the_death_of_a_worker_ends_calls_with_its_name_and_frees_what_it_held(broker):
     port = free_port()
     one, two = start_worker("w1", 1, 3, port), start_worker("w2", 2, 3, port)
     join(port, 3)
@@ -154,10 +157,10 @@ def test_the_death_of_a_worker_ends_calls_with_its_name_and_frees_what_it_held(b
     ended(one)
 
 
-def test_after_shutdown_everything_says_so_and_a_new_world_may_begin(broker, tmp_path):
+def test_80_86_87_88_96_after_shutdown_everything_says_so_and_a_new_world_may_begin(broker, tmp_path):
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         rpc.rpc_sync("w1", torch.add, args=(1, 2))
-    printed = set()
+    printed, before = set(), None
     for round in range(2):
         port = free_port()
         other = start_worker("w1", 1, 2, port)
@@ -171,10 +174,17 @@ def test_after_shutdown_everything_says_so_and_a_new_world_may_begin(broker, tmp
         cycle = [functions.make_at("w1", 2)]
         cycle.append(cycle)
         printed.add(str(reference))
+        if before is not None:
+            with pytest.raises(RuntimeError, match="Cannot call fork an UserRRef after deletion"):
+                rpc.rpc_sync("w1", functions.fetch, args=(before,))
+        before = reference
+        heavy = [rpc.rpc_async("w1", functions.multiply, args=(300,)) for _ in range(20)]
+        light = [rpc.rpc_async("w1", functions.give_back, args=(number,)) for number in range(1000)]
         mark = tmp_path / f"mark{round}"
         rpc.rpc_sync("w1", functions.hop, args=(str(mark), "w0", 20))
         rpc.shutdown(graceful=True, timeout=30)
-        assert mark.read_text() == "arrived"
+        assert mark.read_text() == "arrived" and all(one.done() for one in heavy + light)
+        assert [one.value() for one in light] == list(range(1000)) and heavy[0].value() == 300 ** 3
         ended(other)
         with pytest.raises(RuntimeError, match=r"Cannot call to_here\(\) on it after deletion"):
             reference.to_here()

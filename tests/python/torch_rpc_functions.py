@@ -144,6 +144,10 @@ def own(value):
     return [rpc.RRef([value, number]) for number in range(3)]
 
 
+def multiply(size):
+    return (torch.ones(size, size) @ torch.ones(size, size)).sum().item()
+
+
 def sum_of(first, second):
     return first.to_here() + second.to_here()
 

@@ -3,6 +3,7 @@
 for another call takes no thread away from this worker."""
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable
 
 import torch
@@ -33,6 +34,19 @@ def value_of(call: Any, limit: int | None, read: Callable[[Content], Any] | None
     return (read or _read)(content)
 
 
+def _raise_again(error: BaseException) -> None:
+    """A raised exception holds the frames that it has passed, and one of them holds the future. Python sees no cycle
+    through a future of torch. So what the future keeps is never raised itself."""
+    try:
+        again = copy.copy(error)
+    except Exception:  # noqa: BLE001 - a class of the user's, which cannot be made again from its arguments
+        again = error
+    try:
+        raise again
+    finally:
+        del again, error  # no cycle of the exception and this frame
+
+
 class Future(torch.futures.Future):  # type: ignore[type-arg]
     def __init__(self, call: Any, limit: int | None, *, nothing: bool = False,
                  read: Callable[[Content], Any] | None = None) -> None:
@@ -44,7 +58,8 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
                 value = value_of(call, limit, (lambda _: None) if nothing else read)
             except BaseException as error:  # noqa: BLE001 - it is the outcome
                 self._call = None
-                self.set_exception(error.with_traceback(None))  # type: ignore[arg-type]  # without this frame, as in wait
+                self._set_unwrap_func(_raise_again)
+                self.set_result(error.with_traceback(None))
             else:
                 self._call = None
                 self.set_result(value)
@@ -58,7 +73,4 @@ class Future(torch.futures.Future):  # type: ignore[type-arg]
         call = self._call
         if call is not None:
             call.settle(0)
-        try:
-            return super(torch.futures.Future, self).wait()
-        finally:
-            del self  # an exception that a future keeps must not have a frame with that future: both would stay for ever
+        return super().wait()
