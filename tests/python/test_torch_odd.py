@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors that are odd, programs of which only a part uses the broker, and things that go wrong: each ends as in stock
-torch, or in a clear exception, and nothing is lost."""
+torch, or in a clear exception, and nothing is lost.
+
+SHMBROKER_KILLS=500 pytest tests/python/test_torch_odd.py -k kills runs the one of random kills for long."""
+import gc
 import os
+import random
 import signal
+import time
 
 import pytest
 from torch_world import end, fork, installed, program, start, torch, until, used  # noqa: F401
@@ -10,6 +15,8 @@ from torch_world import end, fork, installed, program, start, torch, until, used
 import shmbroker
 import shmbroker.torch
 import torch_children as children
+
+KILLS = int(os.environ.get("SHMBROKER_KILLS", "30"))
 
 
 def as_stock(outcome):
@@ -140,6 +147,28 @@ def test_a_rank_or_worker_that_uninstalls_still_receives_and_is_received(fork):
     end(process)
 
 
+def test_a_limit_in_the_middle_of_a_message_loses_neither_tensors_nor_messages(broker):
+    done = program("""
+import os, subprocess, shmbroker, shmbroker.torch, torch
+shmbroker.torch.install('half')
+subprocess.run([os.environ['SHMBROKER_TOOL'], 'limit', 'half', '40M'], check=True, capture_output=True)
+queue = torch.multiprocessing.Queue()
+queue.put('before')
+first, second, third = (torch.full((4 << 20,), float(number)) for number in range(3))
+try:
+    queue.put([first, second, third])
+except shmbroker.OutOfShared as error:
+    print("of group 'half'" in str(error), 'shmbroker limit half SIZE' in str(error))
+assert first.eq(0).all() and second.eq(1).all() and third.eq(2).all() and not third.is_shared()
+assert queue.get() == 'before' and queue.empty()
+del first, second
+queue.put([third, 'after'])
+tensor, text = queue.get()
+print(tensor.data_ptr() == third.data_ptr(), text, queue.empty())
+""")
+    assert done.stdout == "True True\nTrue after True\n", (done.stdout, done.stderr)
+
+
 def test_a_dataset_that_cannot_be_pickled_is_told_as_by_stock(broker):
     text = """
 import sys, torch
@@ -203,3 +232,30 @@ print(held.sum().item(), private.sum().item(), private.is_shared())
     broker.process.wait()
     broker.start()
     assert done.stdout == "SessionLost\n1048576.0 2097152.0 False\n", (done.stdout, done.stderr)
+
+
+def test_random_kills_of_producers_and_consumers_leave_nothing(fork):
+    gc.collect()
+    before = used()
+    queue, counts = fork.Queue(16), torch.zeros(3, dtype=torch.int64).share_memory_()
+    roles = [(children.produce_for_ever, (queue, number)) for number in range(3)]
+    roles += [(children.consume_for_ever, (queue, counts, number)) for number in range(3)]
+    running = [start(fork, target, *args) for target, args in roles]
+    dice = random.Random(17)
+    for _ in range(KILLS):
+        time.sleep(dice.uniform(0.01, 0.1))
+        number = dice.randrange(6)
+        running[number].kill()
+        running[number].join()
+        assert running[number].exitcode == -9, "it failed before it was killed"
+        running[number] = start(fork, roles[number][0], *roles[number][1])
+    arrived = counts.clone()
+    assert until(lambda: (counts > arrived).all(), 60), "the last ones do not work"
+    for one in running:
+        one.kill()
+        one.join()
+        assert one.exitcode == -9
+    queue.close()
+    del queue, counts, roles
+    gc.collect()
+    assert until(lambda: used()[1] <= before[1], 30), (before, used())

@@ -5,6 +5,7 @@ A rank imports torch only where its function needs it, so most cases use the fun
 """
 import contextlib
 import importlib
+import inspect
 import os
 import pickle
 import re
@@ -72,6 +73,13 @@ def await_gone(pids):
 
 
 # ------------------------------------------------------------------------------------------ the scenarios of torch
+
+def test_the_functions_take_what_those_of_torch_take():
+    for name in ("spawn", "start_processes"):
+        ours, theirs = ([(one.name, one.kind, one.default) for one in inspect.signature(of).parameters.values()]
+                        for of in (globals()[name], getattr(stock, name)))
+        assert ours[:-1] == theirs and ours[-1][0] == "options", name
+
 
 def test_29_ranks_that_return_are_a_success(method):
     assert start_processes(functions.nothing, (), 2, start_method=method) is None

@@ -7,18 +7,29 @@ import time
 import torch
 
 
-def fill_all(tasks, done):
-    """Overwrites the first tensor of a list."""
-    tensors = tasks.get()
-    tensors[0].fill_(4)
-    done.put(tensors[1].sum().item())
+def fill_each(tasks, done):
+    """Overwrites the first tensor of each list."""
+    while (tensors := tasks.get()) is not None:
+        tensors[0].fill_(4)
+        total = tensors[1].sum().item()
+        del tensors
+        done.put(total)
 
 
-def send_twice(queue, told):
-    tensor = torch.ones(5, 5)
-    queue.put(tensor)
-    queue.put(tensor)
-    told.get()
+def send_each_twice(queue, told, count):
+    for _ in range(count):
+        tensor = torch.ones(5, 5)
+        queue.put(tensor)
+        queue.put(tensor)
+        told.get()
+
+
+def own_and_send_some(queue, count, sent):
+    owned = [torch.full((1 << 18,), float(number)).share_memory_() for number in range(count)]
+    for one in owned[:sent]:
+        queue.put(one)
+    queue.put("all are shared")
+    time.sleep(1000)
 
 
 def send_and_end(queue, shape):
@@ -37,12 +48,6 @@ def plus_three(tensor):
 def add_one(tensor):
     tensor.fill_(4)
     return tensor + 1
-
-
-def autograd(_):
-    one = torch.ones(4, requires_grad=True)
-    (one * 2).sum().backward()
-    return one.grad.sum().item()
 
 
 def facts(tasks, told):
@@ -75,15 +80,12 @@ def sum_each(tasks, sums):
         sums.put(total)
 
 
-def group(told):
-    from shmbroker.mp import place
-    told.put(place.home(ask=False)[0].info().group)
-
-
 def installed(told):
     import shmbroker.torch
+    from shmbroker.mp import place
     fresh = torch.ones(3).share_memory_()
-    told.put((shmbroker.torch.installed(), fresh.is_shared(), torch.multiprocessing.Queue.__module__))
+    told.put((shmbroker.torch.installed(), fresh.is_shared(), torch.multiprocessing.Queue.__module__,
+              place.home(ask=False)[0].info().group))
 
 
 def receive_over_pipe(connection, told):
