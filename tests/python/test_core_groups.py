@@ -21,7 +21,7 @@ print(memoryview(region)[0], region.stat().group_name)
 """)
     assert out == f"3 shell-{os.geteuid()}\n"
     apart = shmbroker.connect(group="")
-    with pytest.raises(shmbroker.NotFound):
+    with pytest.raises(shmbroker.NotFound, match=f"the session's own group.*nor is it in group 'shell-{os.geteuid()}'"):
         apart.attach("elsewhere")
     assert apart.attach(f"shell-{os.geteuid()}/meeting-place", write=True).id == region.id
 
