@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // For an end that makes many requests, such as that of a worker with a queue to each other one. If the broker has left
 // one of them unanswered, it will hardly answer the next in time, and the deadlines would add up. While a Hurry is on,
-// the requests of its thread are sent, and their answers are not waited for: a call returns DEADLINE at once. The broker
-// serves the requests when it goes on, and what it grants is given back like after any deadline.
+// the requests of its thread are sent, and their answers are not waited for: a call returns DEADLINE at once. The
+// broker serves the requests when it goes on, and what it grants is given back like after any deadline.
 #pragma once
 
 #include <utility>
