@@ -85,7 +85,7 @@ int run_events(const EventsOptions& options) {
 
 Command add_events(CLI::App& app) {
   auto options = std::make_shared<EventsOptions>();
-  CLI::App* verb = app.add_subcommand("events", "Reports of reclaims: which process ended, how, and its freed objects");
+  CLI::App* verb = app.add_subcommand("events", "List the reclaims: which process ended, how, and its freed objects");
   verb->add_option("--group", options->group, "Only those of this group: NAME, UID:NAME or @ID; it may have ended")
       ->type_name("GROUP");
   verb->add_flag("--all-groups", options->all_groups, "Those of all users, by the broker's admin socket");
