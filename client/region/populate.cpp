@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <span>
 #include <string>
@@ -72,6 +74,27 @@ bool collapse(Range range) {
   return false;
 }
 
+// Files that this process has seen in huge pages, by their numbers. A collapse waits until every processor has emptied
+// its list of new pages. Beside other work that takes milliseconds. So recycled memory that is known here is entered
+// into the page tables without one. The kernel may have split it, so each sixteenth use collapses it again.
+class SeenHuge {
+ public:
+  bool has(std::uint64_t file) {
+    if (file == 0 || std::ranges::none_of(files_, [&](const auto& seen) { return seen.load() == file; })) return false;
+    return uses_.fetch_add(1) % 16 != 15;
+  }
+  void add(std::uint64_t file) {
+    if (std::ranges::none_of(files_, [&](const auto& seen) { return seen.load() == file; }))
+      files_[next_.fetch_add(1) % files_.size()] = file;
+  }
+
+ private:
+  std::array<std::atomic<std::uint64_t>, 64> files_{};  // no lock: a process may fork at any time
+  std::atomic<std::size_t> next_ = 0, uses_ = 0;
+};
+
+constinit SeenHuge seen_huge;
+
 Range whole(const Mapping& mapping) { return {mapping.data(), mapping.size()}; }
 
 // Populates a range of whole 2 MiB with huge pages as far as possible. Returns its kind, or the error for a page that
@@ -115,8 +138,14 @@ Result<Populated> populate_fresh(const Mapping& mapping, int fd, PagesWanted pag
   Populated result{mapping.size(), SHMBW_PAGE_KIND_SMALL};
   if (pages == PagesWanted::hugetlb) result.kind = SHMBW_PAGE_KIND_HUGE;
   if (pages == PagesWanted::huge && can_be_huge(mapping)) {
+    const std::uint64_t file = sys::file_facts(fd).value_or(sys::FileFacts{}).inode;
+    if (recycled && seen_huge.has(file) && fill(whole(mapping), -1, MADV_POPULATE_READ)) {
+      result.kind = SHMBW_PAGE_KIND_HUGE;
+      return result;
+    }
     auto kind = populate_huge(whole(mapping), fd, recycled);
     if (!kind) return out_of_memory(kind.error(), mapping.size());
+    if (*kind == SHMBW_PAGE_KIND_HUGE) seen_huge.add(file);
     result.kind = *kind;
     return result;
   }

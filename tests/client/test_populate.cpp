@@ -49,6 +49,21 @@ TEST_CASE("from 2 MiB on memory is in huge pages, and all of it is there") {
   CHECK(memory.touched() == kBytes);
 }
 
+TEST_CASE("recycled memory that was in huge pages here is mapped without a collapse, but for each sixteenth time") {
+  if (!can_collapse()) SKIP_CASE("no huge pages for shared memory on this kernel");
+  Memory memory(kBytes), unknown(kBytes);
+  REQUIRE(populate_fresh(memory.mapping, memory.fd.get(), PagesWanted::huge)->kind == SHMBW_PAGE_KIND_HUGE);
+  fault::pretend_kernel(5, 15);  // it cannot collapse
+  int huge = 0;
+  for (int i = 0; i < 32; ++i) {
+    auto again = Mapping::map(memory.fd.get(), 0, kBytes, Access::read_write);
+    huge += populate_fresh(*again, memory.fd.get(), PagesWanted::huge, true)->kind == SHMBW_PAGE_KIND_HUGE;
+  }
+  CHECK(populate_fresh(unknown.mapping, unknown.fd.get(), PagesWanted::huge, true)->kind == SHMBW_PAGE_KIND_SMALL);
+  fault::pretend_kernel(0, 0);
+  CHECK(huge == 30);
+}
+
 TEST_CASE("small pages where that is asked for, and below 2 MiB") {
   Memory memory(kBytes), little(5 * 4096);
   CHECK(populate_fresh(memory.mapping, memory.fd.get(), PagesWanted::small)->kind == SHMBW_PAGE_KIND_SMALL);
