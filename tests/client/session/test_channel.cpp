@@ -153,7 +153,7 @@ TEST_CASE("GPU regions and timelines that came too late are given back, those th
           writer.element(0, granted);
         });
   };
-  CHECK(batch.operator()<shmbw_gpu_publish, shmbw_gpu_publish_reply>(SHMBW_OP_GPU_PUBLISH) == SHMBW_RELEASE_UNNAME);
+  CHECK(batch.operator()<shmbw_gpu_publish, shmbw_gpu_publish_reply>(SHMBW_OP_GPU_PUBLISH) == SHMBW_RELEASE_UNDO);
   CHECK(batch.operator()<shmbw_gpu_open, shmbw_gpu_open_reply>(SHMBW_OP_GPU_OPEN) == 0);
   CHECK(given_back(
             SHMBW_OP_GPU_TIMELINE,
@@ -162,7 +162,7 @@ TEST_CASE("GPU regions and timelines that came too late are given back, those th
               shmbw_gpu_timeline_reply made{};
               made.region = region;
               writer.begin(SHMBW_OP_GPU_TIMELINE | SHMBW_REPLY, tag, Status::ok, made);
-            }) == SHMBW_RELEASE_UNNAME);
+            }) == SHMBW_RELEASE_UNDO);
 }
 
 TEST_CASE("a grant whose descriptor does not fit into the table is given back, and the session goes on") {
