@@ -153,6 +153,11 @@ class Receiver {
     fill(message, received_.bytes, in);
   }
   bool empty_now(Message& message);
+  // Nothing came. The message is emptied all the same.
+  static Now left_empty(Message& message) {
+    message.clear();
+    return Now::empty;
+  }
   void lend(Message& message, In* in, std::uint64_t position);
   bool nothing_to_report() const {
     return pending_ == nullptr && broken_ == nullptr && !state_.changed() && !state_.me().sleeper().armed();

@@ -39,11 +39,11 @@ bool ReceiverOf<L>::await_answer(In& in, std::int64_t wait) {
 
 // Empty, if a call that does not wait has nothing else to report.
 template <Lane L>
-Now ReceiverOf<L>::why_nothing(In& in, std::int64_t wait) {
+Now ReceiverOf<L>::why_nothing(Message& message, In& in, std::int64_t wait) {
   if (wait != kNoWait || in.writer_closed || !is_quiet()) return Now::ask;
   const Look look = end(in).look(received_);
   if (look == Look::refused) note_refused(in);
-  return look == Look::empty ? Now::empty : Now::ask;
+  return look == Look::empty ? left_empty(message) : Now::ask;
 }
 
 template <Lane L>
@@ -52,7 +52,7 @@ Now ReceiverOf<L>::take_in_order(Message& message, bool keep, std::int64_t wait)
     In& in = *ins_.front();
     End& lane = end(in);
     if (in.over || !empty_now(message)) return Now::ask;
-    if (!lane.is_there() && !await_answer(in, wait)) return why_nothing(in, wait);
+    if (!lane.is_there() && !await_answer(in, wait)) return why_nothing(message, in, wait);
     pool::Handle handle;
     std::uint32_t bytes = 0;
     const auto what = lane.look_plain(body_of(message), bytes, handle);
@@ -77,7 +77,7 @@ Now ReceiverOf<L>::take_in_order(Message& message, bool keep, std::int64_t wait)
 template <Lane L>
 Now ReceiverOf<L>::take_claimed(Message& message, std::int64_t wait) {
   if (at_least_once() || borrowed_ != nullptr || holds_something(message)) return Now::ask;
-  if (!try_look()) return wait == kNoWait && broken_ == nullptr && is_quiet() ? Now::empty : Now::ask;
+  if (!try_look()) return wait == kNoWait && broken_ == nullptr && is_quiet() ? left_empty(message) : Now::ask;
   if (received_.tag > pool::kTagMaxInline) return Now::ask;
   pass_on();
   In& in = *std::exchange(pending_, nullptr);

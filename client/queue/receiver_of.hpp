@@ -34,7 +34,7 @@ class ReceiverOf final : public Receiver {
   std::size_t take_plain(std::span<Message* const> messages) override;
   Now take_in_order(Message& message, bool keep, std::int64_t wait);
   Now take_claimed(Message& message, std::int64_t wait);
-  Now why_nothing(In& in, std::int64_t wait);
+  Now why_nothing(Message& message, In& in, std::int64_t wait);
   bool await_answer(In& in, std::int64_t wait);
 };
 
