@@ -16,9 +16,9 @@ constexpr unsigned kOverruns = 64;  // overwritten messages before a receive loo
 
 }  // namespace
 
-Receiver::~Receiver() {
-  if (borrowed_ != nullptr) borrowed_->receiver_ = nullptr;
-}
+// In a forked child `borrowed_` may be a message of the parent that the child has freed. It is not looked at: a message
+// that is stale asks for no receiver.
+Receiver::~Receiver() = default;
 
 Result<void> Receiver::receive(Message& message, bool keep, std::int64_t wait) {
   if (at_least_once()) {
