@@ -140,8 +140,11 @@ std::atomic<std::uint64_t> looked_after_forks{0};
 }  // namespace
 
 std::string own_cgroup(const std::string& root) {
-  for (const Hierarchy& hierarchy : hierarchies(root))
-    if (hierarchy.layout == &kVersion2) return root + hierarchy.mount + visible_path(hierarchy, root);
+  for (const Hierarchy& hierarchy : hierarchies(root)) {
+    if (hierarchy.layout != &kVersion2) continue;
+    const std::string own = visible_path(hierarchy, root);
+    if (own == hierarchy.own || hierarchy.own == "/") return root + hierarchy.mount + own;
+  }
   return {};
 }
 

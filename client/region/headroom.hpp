@@ -28,7 +28,8 @@ struct CgroupRoom {
 // `root` is put before every path (tests lay out a tree of their own).
 std::vector<CgroupRoom> cgroup_rooms(const std::string& root = {});
 
-// The folder of this process' own cgroup of version 2, as it is visible here. Empty: there is none.
+// The folder of this process' own cgroup of version 2. Empty: there is none, or it is not visible here. Another folder,
+// such as the top of the mount, may have other limits.
 std::string own_cgroup(const std::string& root = {});
 
 // MemAvailable less 5 % of MemTotal. nullopt: /proc/meminfo does not say.

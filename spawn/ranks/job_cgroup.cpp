@@ -42,6 +42,13 @@ bool may_divide(std::string folder) {
   return true;
 }
 
+// cgroups(7): "0::/path". The name of a job's folder is its own, so the path above it does not matter.
+bool is_in(pid_t process, const std::string& folder) {
+  const auto text = sys::read_file(("/proc/" + std::to_string(process) + "/cgroup").c_str());
+  const std::string name = folder.substr(folder.rfind('/'));
+  return text && (text->find(name + "\n") != text->npos || text->find(name + "/") != text->npos);
+}
+
 // A folder of cgroups has no files to remove first, only further folders.
 void remove_folders(const std::string& folder) {
   const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(folder.c_str()), ::closedir);
@@ -84,7 +91,8 @@ pid_t JobCgroup::fork(bool executes) const {
 
 void JobCgroup::spare(std::span<const pid_t> processes) const {
   if (!*this) return;
-  for (const pid_t one : processes) (void)write_word(above_ + "/cgroup.procs", std::to_string(one));
+  for (const pid_t one : processes)
+    if (is_in(one, folder_)) (void)write_word(above_ + "/cgroup.procs", std::to_string(one));
 }
 
 void JobCgroup::kill() const {

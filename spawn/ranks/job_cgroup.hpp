@@ -32,7 +32,8 @@ class JobCgroup {
   // afterwards, which takes longer: the C library does not know of a child that was born in this way, so it could not
   // go on in the caller's program. A child that cannot be in it is outside, and its tree is ended without.
   pid_t fork(bool executes) const;
-  // Moves processes out again, to where the guard is.
+  // Moves those of the processes that are in it out again, to where the guard is. Others stay where they are: a broker,
+  // or a child of the program, may have a cgroup of its own.
   void spare(std::span<const pid_t> processes) const;
   void kill() const;
   // Whether a live process is in it or below it. A zombie is none.

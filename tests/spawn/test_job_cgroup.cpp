@@ -178,3 +178,21 @@ TEST_CASE("a broker that one of the job has started is moved out of its cgroup, 
   CHECK(cgroup_of(broker.pid()) == cgroup_of(::getpid()));
   CHECK_FALSE(std::filesystem::exists(job));
 }
+
+TEST_CASE("a broker in another cgroup stays there when a job ends") {
+  if (!can_make()) SKIP_CASE(kNone);
+  const std::string name = "aside-" + std::to_string(::getpid()), aside = shmb::client::own_cgroup() + "/" + name;
+  REQUIRE(std::filesystem::create_directory(aside));
+  {
+    Runner runner("sleep ${N}1");
+    Outsider broker(aside);
+    runner.bystanders = {broker.pid()};
+    runner.start();
+    REQUIRE(runner.has_marked(1));
+    ::kill(runner.guard(), SIGTERM);
+    (void)runner.wait();
+    CHECK(lives(broker.pid()));
+    CHECK(cgroup_of(broker.pid()) == name);
+  }
+  CHECK(::rmdir(aside.c_str()) == 0);
+}
