@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "client/face/shmbroker.hpp"
@@ -38,14 +39,16 @@ class Reserve {
   explicit Reserve(std::uint64_t pages) : lock_(std::fopen(kNumber, "r")) {
     if (lock_ == nullptr || host_fact("Hugepagesize") != kPage / 1024) return;
     ::flock(::fileno(lock_), LOCK_EX);
-    before_ = number_in(kNumber);
     const std::uint64_t left = left_in_reserve();
-    if (left < pages) std::ofstream(kNumber) << before_ + pages - left << std::flush;
+    if (left < pages) {
+      before_ = number_in(kNumber);
+      std::ofstream(kNumber) << *before_ + pages - left << std::flush;
+    }
     enough_ = left_in_reserve() >= pages;
   }
   ~Reserve() {
     if (lock_ == nullptr) return;
-    std::ofstream(kNumber) << before_ << std::flush;
+    if (before_) std::ofstream(kNumber) << *before_ << std::flush;
     std::fclose(lock_);
   }
   Reserve(const Reserve&) = delete;
@@ -54,7 +57,7 @@ class Reserve {
 
  private:
   std::FILE* lock_;
-  std::uint64_t before_ = 0;
+  std::optional<std::uint64_t> before_;  // none: their number was not changed
   bool enough_ = false;
 };
 const char* const kNoPages = "this host gives no hugetlb pages of 2 MiB";
