@@ -103,9 +103,8 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
                       kInvalidAddressSpace = 717, kInvalidPc = 718, kLaunchFailed = 719, kTensorMemoryLeak = 721,
                       kNotPermitted = 800, kNotSupported = 801, kSystemNotReady = 802, kDriverMismatch = 803,
                       kCompatNotSupported = 804, kMpsFirst = 805, kMpsLast = 810, kCaptureUnsupported = 900,
-                      kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
-                      kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kCaptureWrongThread = 908,
-                      kUnknown = 999;
+                      kCaptureInvalidated = 901, kCaptureImplicit = 906, kCapturedEvent = 907,
+                      kCaptureWrongThread = 908, kUnknown = 999;
 
 // X(member, symbol, version asked of cuGetProcAddress, name in the library's symbol table, parameters). The version is
 // the one whose ABI is declared here: the newest may have another signature under the same name.
@@ -127,7 +126,6 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
   X(context_push, cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2, (Context))                                              \
   X(context_pop, cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2, (Context*))                                                \
   X(context_device, cuCtxGetDevice, 2000, cuCtxGetDevice, (Device*))                                                   \
-  X(context_id, cuCtxGetId, 12000, cuCtxGetId, (Context, unsigned long long*))                                         \
   X(context_synchronize, cuCtxSynchronize, 2000, cuCtxSynchronize, ())                                                 \
   X(mem_info, cuMemGetInfo, 3020, cuMemGetInfo_v2, (std::size_t*, std::size_t*))                                       \
   X(granularity, cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity,                                  \
@@ -182,6 +180,7 @@ inline constexpr Code kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotIni
 
 // Functions that tests call and the library never does.
 #define SHMB_CUDA_FOR_TESTS(X)                                                                              \
+  X(context_id, cuCtxGetId, 12000, cuCtxGetId, (Context, unsigned long long*))                              \
   X(context_set, cuCtxSetCurrent, 4000, cuCtxSetCurrent, (Context))                                         \
   X(context_create, cuCtxCreate, 3020, cuCtxCreate_v2, (Context*, unsigned, Device))                        \
   X(context_destroy, cuCtxDestroy, 4000, cuCtxDestroy_v2, (Context))                                        \

@@ -66,14 +66,8 @@ Backlog Backlog::of_devices(const Driver& driver, std::span<const Device> device
 
 Backlog Backlog::of_stream(const Driver& driver, Device device, Stream stream, std::string object) {
   Backlog made(driver, std::move(object));
-  const auto where = device_of(driver, stream, device);
-  if (!where) {
-    made.blind_ = true;
-    made.note(where.error());
-    return made;
-  }
   // In a stream that is being captured the record would become part of the graph, and would not be executed now.
-  made.mark(*where, "cuEventRecord", [&](Event event) {
+  made.mark(device, "cuEventRecord", [&](Event event) {
     int capturing = 0;
     const Code code = driver->stream_capturing(stream, &capturing);
     if (code != kSuccess) return code;

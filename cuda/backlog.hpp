@@ -33,7 +33,7 @@ class Backlog {
  public:
   // The work of the devices' primary contexts. It makes no context. All are asked, even if one of them fails.
   static Backlog of_devices(const Driver& driver, std::span<const Device> devices, std::string object);
-  // The work of a stream of a primary context; of a default stream that of the device's.
+  // The work of a stream of the device's primary context.
   static Backlog of_stream(const Driver& driver, Device device, Stream stream, std::string object);
 
   Backlog(Backlog&&) = default;

@@ -20,30 +20,18 @@ ContextHold::Scope::~Scope() {
   if (driver_ != nullptr) driver_->calls().context_pop(&popped);
 }
 
+Code ContextHold::push() noexcept {
+  const Code code = retained_ == nullptr ? (*driver_)->primary_retain(&retained_, device_) : kSuccess;
+  if (code == kSuccess) return (*driver_)->context_push(retained_);
+  retained_ = nullptr;
+  return code;
+}
+
 Result<ContextHold::Scope> ContextHold::enter() {
-  const Calls& calls = driver_->calls();
-  const std::string which = "device " + std::to_string(device_);
-  if (retained_ == nullptr) {
-    if (const Code code = calls.primary_retain(&retained_, device_); code != kSuccess) {
-      retained_ = nullptr;
-      return std::unexpected(driver_->failure(code, "cuDevicePrimaryCtxRetain", which));
-    }
-  }
-  if (const Code code = calls.context_push(retained_); code != kSuccess)
-    return std::unexpected(driver_->failure(code, "cuCtxPushCurrent", which));
+  if (const Code code = push(); code != kSuccess)
+    return std::unexpected(
+        driver_->failure(code, "cuDevicePrimaryCtxRetain or cuCtxPushCurrent", "device " + std::to_string(device_)));
   return Scope(driver_);
-}
-
-InContext::InContext(const Driver& driver, Device device) noexcept : driver_(driver), device_(device) {
-  Context context = nullptr;
-  retained_ = driver->primary_retain(&context, device) == kSuccess;
-  pushed_ = retained_ && driver->context_push(context) == kSuccess;
-}
-
-InContext::~InContext() {
-  Context popped = nullptr;
-  if (pushed_) driver_->context_pop(&popped);
-  if (retained_) driver_->primary_release(device_);
 }
 
 Result<Device> device_of(const Driver& driver, Stream stream, Device otherwise) {
@@ -87,17 +75,6 @@ BesideCaptures::BesideCaptures(const Driver& driver) : driver_(&driver) {
 
 BesideCaptures::~BesideCaptures() {
   if (driver_ != nullptr) (void)(*driver_)->capture_mode(&before_);
-}
-
-Result<StreamKey> StreamKey::of(const Driver& driver, Stream stream) {
-  constexpr std::uintptr_t kPerThread = 2;  // CU_STREAM_PER_THREAD
-  StreamKey key;
-  if (const Code code = driver->context_get(&key.context); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuCtxGetCurrent", "a stream"));
-  if (const Code code = driver->stream_id(stream, &key.stream); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuStreamGetId", "a stream"));
-  if (reinterpret_cast<std::uintptr_t>(stream) == kPerThread) key.thread = std::this_thread::get_id();
-  return key;
 }
 
 Device handy_device(const Driver& driver) {

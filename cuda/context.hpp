@@ -3,9 +3,7 @@
 // library must not make a second context, and the caller's thread may have none. It is current only during the call.
 #pragma once
 
-#include <compare>
 #include <cstdint>
-#include <thread>
 #include <utility>
 
 #include "cuda/driver.hpp"
@@ -29,12 +27,15 @@ class ContextHold {
 
    private:
     friend class ContextHold;
+    friend class InContext;
     explicit Scope(const Driver* pushed) : driver_(pushed) {}
     const Driver* driver_;
   };
   Result<Scope> enter();
 
  private:
+  friend class InContext;
+  Code push() noexcept;
   const Driver* driver_;
   Device device_;
   Context retained_ = nullptr;
@@ -43,15 +44,14 @@ class ContextHold {
 // The same for one call that owns memory. It never fails: where there is no context, the call itself says so.
 class InContext {
  public:
-  InContext(const Driver& driver, Device device) noexcept;
+  InContext(const Driver& driver, Device device) noexcept
+      : hold_(driver, device), scope_(hold_.push() == kSuccess ? &driver : nullptr) {}
   InContext(const InContext&) = delete;
   InContext& operator=(const InContext&) = delete;
-  ~InContext();
 
  private:
-  const Driver& driver_;
-  Device device_;
-  bool retained_ = false, pushed_ = false;
+  ContextHold hold_;
+  ContextHold::Scope scope_;
 };
 
 // The device of a stream, which must be of a primary context; `otherwise` for a default stream.
@@ -88,16 +88,6 @@ class BesideCaptures {
  private:
   const Driver* driver_;
   int before_ = kCaptureRelaxed;
-};
-
-// Identifies the stream of a call whose context is current. A handle may be reused for another stream, and the special
-// handles stand for many streams.
-struct StreamKey {
-  Context context = nullptr;
-  unsigned long long stream = 0;
-  std::thread::id thread;  // for a per-thread stream
-  friend auto operator<=>(const StreamKey&, const StreamKey&) = default;
-  static Result<StreamKey> of(const Driver& driver, Stream stream);
 };
 
 // NULL and the two that stand for a current stream: they have no context of their own.

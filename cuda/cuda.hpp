@@ -686,8 +686,8 @@ class Timeline {
   /// Its identity.
   RegionId id() const noexcept { return RegionId::from_c(shmb_gpu_timeline_get_id(handle_.get())); }
   /// Enqueues the write of `value` behind what is in the stream. Values only grow. Statuses: invalid (not greater than
-  /// the last), limit (512 streams at a time), denied (not the producer), not_supported, context_poisoned, and those of
-  /// try_devices().
+  /// the last; a stream of another context than a primary one), denied (not the producer), not_supported, busy (a
+  /// stream under capture), context_poisoned, and those of try_devices().
   Result<void> try_signal(std::uint64_t value, Stream stream, std::uint32_t word = 0) noexcept {
     shmb_error error;
     return shmbroker::detail::outcome(shmb_gpu_timeline_signal(handle_.get(), word, value, stream, &error), error);

@@ -55,7 +55,7 @@ class MappingPin {
 Result<DlMemory> memory_of(const Region::Handle& region, const Tensor& tensor) {
   SHMB_TRY_VOID(fits(tensor, region->memory().length));
   auto pin = std::make_shared<MappingPin>(region);
-  if (pin->pointer() == 0) return error(Status::invalid, region->called() + " is asleep: wake it first");
+  if (pin->pointer() == 0) return region->unmapped();
   DlMemory memory;
   memory.begin = reinterpret_cast<void*>(static_cast<std::uintptr_t>(pin->pointer()));
   memory.device = {kDlCuda, region->reached_by()};

@@ -415,28 +415,4 @@ std::string DeviceInfo::uuid_text() const { return cuda::uuid_text(uuid, mig); }
 
 std::string uuid_text(const Uuid& uuid, bool mig) { return sys::gpu_uuid_text(uuid.bytes, mig); }
 
-Result<Uuid> parse_uuid(std::string_view text) {
-  const auto bad = [&] {
-    return error(Status::invalid, quoted(text) +
-                                      " is not the UUID of a GPU: write GPU-xxxxxxxx-xxxx-xxxx-xxxx-"
-                                      "xxxxxxxxxxxx as nvidia-smi -L shows it");
-  };
-  std::string_view rest = text;
-  if (rest.starts_with("GPU-") || rest.starts_with("MIG-")) rest.remove_prefix(4);
-  Uuid uuid;
-  std::size_t digits = 0;
-  for (const char sign : rest) {
-    if (sign == '-' && (digits == 8 || digits == 12 || digits == 16 || digits == 20)) continue;
-    const int value = sign >= '0' && sign <= '9'   ? sign - '0'
-                      : sign >= 'a' && sign <= 'f' ? sign - 'a' + 10
-                      : sign >= 'A' && sign <= 'F' ? sign - 'A' + 10
-                                                   : -1;
-    if (value < 0 || digits == 32) return bad();
-    uuid.bytes[digits / 2] = static_cast<unsigned char>(uuid.bytes[digits / 2] << 4 | value);
-    ++digits;
-  }
-  if (digits != 32) return bad();
-  return uuid;
-}
-
 }  // namespace shmb::cuda

@@ -80,7 +80,6 @@ class Driver {
   std::vector<DeviceInfo> devices_;
 };
 
-Result<Uuid> parse_uuid(std::string_view text);  // with or without "GPU-"/"MIG-"
 std::string uuid_text(const Uuid& uuid, bool mig);
 
 #ifdef SHMB_TEST_SEAM

@@ -73,9 +73,7 @@ class AddressRange {
 
   explicit operator bool() const { return address_ != 0; }
   Address address() const { return address_; }
-  std::uint64_t bytes() const { return bytes_; }
   bool mapped() const { return !mapped_.empty(); }
-  std::span<const std::uint64_t> parts() const { return mapped_; }  // bytes of each mapped allocation
 
   // Maps all of them, or none. `sizes` add up to at most the range.
   Result<void> map(std::span<const Allocation> allocations, std::span<const std::uint64_t> sizes,

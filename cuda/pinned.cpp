@@ -59,7 +59,6 @@ class PinnedHost::Registration {
   ~Registration();
 
   Address address() const { return address_; }
-  bool read_only() const { return read_only_; }
 
  private:
   std::shared_ptr<void> mapping_;  // destroyed last: the handle may be released before
@@ -180,6 +179,5 @@ PinnedHost::~PinnedHost() {
   registry.settle(serial_, nullptr);
 }
 Address PinnedHost::address() const { return registration_->address(); }
-bool PinnedHost::read_only() const { return registration_->read_only(); }
 
 }  // namespace shmb::cuda

@@ -23,7 +23,6 @@ class PinnedHost {
   ~PinnedHost();
 
   Address address() const;  // on every device of this process
-  bool read_only() const;
 
  private:
   class Registration;

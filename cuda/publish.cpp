@@ -1,26 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a region of this process to one of the broker. The contents are complete before others can read them. The device
 // is waited for first. This process' mapping stays as it is: a driver may unmap a moment to change it, and a kernel
-// that reads then faults. Only with CLOSE_OWN it becomes read-only, once the broker has the region. Descriptors are
-// made for one packet at a time. So 20,000 regions, or one of 20,000 chunks, need no more of them than 63 do.
+// that reads then faults. Only with CLOSE_OWN it becomes read-only, once the broker has the region.
 #include <algorithm>
 #include <exception>
-#include <numeric>
 #include <set>
 
-#include "base/sys_memory.hpp"
-#include "base/sys_process.hpp"
 #include "cuda/leaving.hpp"
 #include "cuda/manifest_file.hpp"
 #include "cuda/notices.hpp"
-#include "cuda/region.hpp"
+#include "cuda/publication.hpp"
 
 namespace shmb::cuda {
-namespace {
-
-constexpr std::size_t kChunksOfPacket = 126;  // keeper and share of each: 252 of 253 descriptors
-
-}  // namespace
 
 // One publication of one region.
 class Publication {
@@ -37,7 +28,7 @@ class Publication {
     lock_ = std::unique_lock(region_.changing_, std::try_to_lock);
     if (!lock_) return error(Status::busy, region_.called() + " is being published or put to sleep by another thread");
     if (region_.published()) return error(Status::invalid, region_.called() + " is published already");
-    if (region_.pointer() == 0) return error(Status::invalid, region_.called() + " is asleep: wake it first");
+    if (region_.pointer() == 0) return region_.unmapped();
     if (region_.session_ == nullptr) return error(Status::invalid, "no session was given");
     if (region_.session_->is_local()) return client::needs_broker("GPU regions that others can import");
     if (spec_.many_writers && !spec_.writing)
@@ -65,48 +56,34 @@ class Publication {
       SHMB_TRY(found, region_.allocations());
       own_ = std::move(found);
     }
-    client::GpuPublish request;
-    SHMB_TRY(first, exports(0));
+    exports_.add(region_.held_.empty() ? own_ : region_.held_);
+    client::GpuPublish request = publish_request(*region_.driver_, memory, spec_);
+    SHMB_TRY(first, exports_.from(0, region_.called()));
     request.chunks = std::move(first);
     const auto encoded = manifest_.encode();
     if (!encoded.empty()) {
       SHMB_TRY(file, manifest_file(encoded));
-      request.manifest = file.get();
+      list_ = std::move(file);
+      request.manifest = list_.get();
       request.manifest_bytes = encoded.size();
-      descriptors_.push_back(std::move(file));
     }
-    request.group = spec_.group;
     request.bytes = memory.length;
     request.allocation = memory.bytes;
     request.offset = memory.offset;
     request.chunk_bytes = memory.sizes.size() > 1 ? memory.sizes.front() : 0;
-    request.granularity = memory.granularity;
-    request.keep = spec_.keep;
-    std::ranges::copy(memory.uuid.bytes, request.uuid.begin());
-    request.driver = static_cast<std::uint32_t>(region_.driver_->version());
-    request.name = spec_.name;
-    if (spec_.replace) request.flags |= SHMBW_GPU_PUBLISH_REPLACE;
     if (spec_.writing) request.flags |= SHMBW_GPU_PUBLISH_WRITING;
     if (spec_.many_writers) request.flags |= SHMBW_GPU_PUBLISH_MANY_WRITERS;
     if (memory.rdma) request.flags |= SHMBW_GPU_PUBLISH_RDMA;
-    if (memory.mig) request.flags |= SHMBW_GPU_PUBLISH_MIG;
     if (memory.kind == Kind::adopted) request.flags |= SHMBW_GPU_PUBLISH_ADOPTED;
     return request;
   }
 
-  // Sends the chunks that did not fit into the first packet. Until the last of them has come, the region has no name
-  // and cannot be opened.
   Result<void> send_rest(client::Session& session, const client::GpuPublished& made, client::Deadline deadline) {
-    for (std::size_t first = kChunksOfPacket; first < chunks(); first += kChunksOfPacket) {
-      auto next = exports(first);
-      auto state = next ? client::gpu_add_chunks(session, made.region, first, *next, deadline)
-                        : Result<shmbw_gpu_state>(std::unexpected(next.error()));
-      if (state) continue;
-      const client::GpuRelease back{made.region, 1, false};
-      (void)client::gpu_release(session, {&back, 1}, client::Deadline::after(0));
-      return std::unexpected(state.error());
-    }
-    return {};
+    auto sent = exports_.send_rest(session, made.region, region_.called(), deadline);
+    if (sent) return sent;
+    const client::GpuRelease back{made.region, 1, false};
+    (void)client::gpu_release(session, {&back, 1}, client::Deadline::after(0));
+    return sent;
   }
 
   void end(const client::GpuPublished& made) {
@@ -118,34 +95,21 @@ class Publication {
     region_.note_state(State::ok, 0);
     region_.published_.store(true, std::memory_order_release);
     region_.held_.clear();  // the broker has them
-    own_.clear();
-    descriptors_.clear();
+    close();
     if (!spec_.writing) region_.close_own();
     region_.notices_->enter(keep_);
   }
 
-  // `unknown`: the broker was asked and may have it. Others may read it by now.
-  void fail(Error why, bool unknown) {
-    own_.clear();
-    descriptors_.clear();
-    if (unknown) why.sentence += "; the broker may have it all the same: publish it again, or release it";
+  void fail(Error why) {
+    close();
     outcome = std::unexpected(std::move(why));
   }
 
  private:
-  // Two exports for each chunk from `first` on, as many as fit into a packet. Earlier ones are closed.
-  Result<std::vector<client::GpuChunk>> exports(std::size_t first) {
-    descriptors_.clear();
-    const std::vector<Allocation>& all = region_.held_.empty() ? own_ : region_.held_;
-    std::vector<client::GpuChunk> made;
-    for (std::size_t i = first; i < all.size() && i < first + kChunksOfPacket; ++i) {
-      SHMB_TRY(keeper, all[i].share(region_.called()));
-      SHMB_TRY(share, all[i].share(region_.called()));
-      made.push_back({keeper.get(), share.get()});
-      descriptors_.push_back(std::move(keeper));
-      descriptors_.push_back(std::move(share));
-    }
-    return made;
+  void close() {
+    own_.clear();
+    list_.reset();
+    exports_ = {};
   }
 
   Region& region_;
@@ -154,12 +118,11 @@ class Publication {
   std::unique_lock<Turn> lock_;
   Manifest manifest_;
   std::vector<Allocation> own_;  // references for the exports, where the region has none
-  std::vector<Fd> descriptors_;
+  Fd list_;
+  Exports exports_;
 };
 
 namespace {
-
-bool unanswered(const Error& why) { return why.status == Status::deadline || why.status == Status::session_lost; }
 
 void publish_packet(client::Session& session, std::span<Publication* const> batch, client::Deadline deadline) {
   std::vector<client::GpuPublish> requests;
@@ -167,7 +130,7 @@ void publish_packet(client::Session& session, std::span<Publication* const> batc
   for (Publication* one : batch) {
     auto request = one->prepare();
     if (!request) {
-      one->fail(request.error(), false);
+      one->fail(request.error());
       continue;
     }
     requests.push_back(std::move(*request));
@@ -178,10 +141,10 @@ void publish_packet(client::Session& session, std::span<Publication* const> batc
   auto made = client::gpu_publish(session, requests, deadline);
   std::exception_ptr thrown;
   for (std::size_t i = 0; i < sent.size(); ++i) {
-    if (!made) sent[i]->fail(made.error(), unanswered(made.error()));
-    else if (!(*made)[i]) sent[i]->fail((*made)[i].error(), false);
+    if (!made) sent[i]->fail(unknown_if_unanswered(made.error()));
+    else if (!(*made)[i]) sent[i]->fail((*made)[i].error());
     else if (auto whole = sent[i]->send_rest(session, *(*made)[i], deadline); !whole)
-      sent[i]->fail(whole.error(), unanswered(whole.error()));
+      sent[i]->fail(unknown_if_unanswered(whole.error()));
     else try {
         sent[i]->end(*(*made)[i]);
       } catch (...) {  // they must learn what the broker has of the others
@@ -227,8 +190,8 @@ std::vector<Result<void>> Region::publish(std::span<const Handle> regions, std::
   }
   for (const auto& one : all) {
     if (!one->outcome) continue;
-    const std::size_t first = std::min(one->chunks(), kChunksOfPacket);
-    if (chunks + first > kChunksOfPacket || batch.size() == kChunksOfPacket / 2) send();
+    const std::size_t first = std::min(one->chunks(), Exports::kOfPacket);
+    if (chunks + first > Exports::kOfPacket || batch.size() == Exports::kOfPacket / 2) send();
     batch.push_back(one.get());
     chunks += first;
   }

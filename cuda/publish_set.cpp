@@ -2,20 +2,22 @@
 // Many regions become one of the broker: their allocations are its chunks, one behind the other, and its manifest names
 // the tensors in all of them. The broker gives it its name when the last chunk has come. So a reader finds all of one
 // generation, or the one before, or none, and needs one import for it.
-#include <algorithm>
 #include <set>
 
 #include "cuda/leaving.hpp"
 #include "cuda/manifest_file.hpp"
 #include "cuda/notices.hpp"
-#include "cuda/region.hpp"
+#include "cuda/publication.hpp"
 
 namespace shmb::cuda {
 namespace {
 
-constexpr std::size_t kChunksOfSetPacket = 126;  // keeper and share of each: 252 of 253 descriptors
-
 std::string numbered(std::size_t number) { return "region " + std::to_string(number) + " of the set"; }
+
+std::unexpected<Error> of_region(std::size_t number, Error why) {
+  why.sentence = numbered(number) + ": " + why.sentence;
+  return std::unexpected(std::move(why));
+}
 
 }  // namespace
 
@@ -33,12 +35,17 @@ class SetPublication {
     const Device device = first.memory_.device->device;
     if (auto waited = wait_for(driver, spec_.sync, {&device, 1}, called(), patience.device()); !waited)
       return regions_.front()->told(waited.error());
+    own_.reserve(regions_.size());  // the exports point into it
     for (const Region::Handle& region : regions_) {
-      if (!region->held_.empty()) continue;
-      SHMB_TRY(own, region->allocations());
-      std::ranges::move(own, std::back_inserter(own_));
+      if (region->held_.empty()) {
+        SHMB_TRY(own, region->allocations());
+        own_.push_back(std::move(own));
+      }
+      exports_.add(region->held_.empty() ? own_.back() : region->held_);
     }
-    return send(driver, patience.broker());
+    auto sent = send(driver, patience.broker());
+    if (!sent) return std::unexpected(unknown_if_unanswered(sent.error()));
+    return sent;
   }
 
  private:
@@ -57,7 +64,7 @@ class SetPublication {
         return error(Status::invalid, numbered(i) + " is of another session: a set is of one");
       if (region.memory_.kind == Kind::lent || !region.memory_.device)
         return error(Status::not_exportable, numbered(i) + " is lent memory, or lies on a device that is not visible");
-      if (region.pointer() == 0) return error(Status::invalid, numbered(i) + " is asleep: wake it first");
+      if (region.pointer() == 0) return of_region(i, region.unmapped().error());
       if (region.published() && region.writer_)
         return error(Status::invalid, numbered(i) + " is still written: say so with written() when it is over");
       if (region.memory_.uuid != regions_.front()->memory_.uuid)
@@ -79,11 +86,7 @@ class SetPublication {
         return error(Status::invalid, "tensor '" + one.tensor.name + "' lies in region " + std::to_string(one.region) +
                                           ", and the set has " + std::to_string(regions_.size()) + ", counted from 0");
       const Region::Memory& memory = regions_[one.region]->memory_;
-      if (auto inside = fits(one.tensor, memory.length); !inside) {
-        Error why = inside.error();
-        why.sentence = numbered(one.region) + ": " + why.sentence;
-        return std::unexpected(std::move(why));
-      }
+      if (auto inside = fits(one.tensor, memory.length); !inside) return of_region(one.region, inside.error());
       Tensor tensor = one.tensor;
       tensor.offset += begins_[one.region] + memory.offset;
       all.push_back(std::move(tensor));
@@ -93,60 +96,25 @@ class SetPublication {
     return {};
   }
 
-  // The allocations of all regions in order: those that a region keeps itself, or the references of `own_`.
-  std::vector<const Allocation*> allocations() const {
-    std::vector<const Allocation*> all;
-    std::size_t own = 0;
-    for (const Region::Handle& region : regions_)
-      for (std::size_t i = 0; i < region->memory_.sizes.size(); ++i)
-        all.push_back(region->held_.empty() ? &own_[own++] : &region->held_[i]);
-    return all;
-  }
-
-  // Two exports for each chunk from `first` on, as many as fit into a packet. Earlier ones are closed.
-  Result<std::vector<client::GpuChunk>> exports(std::span<const Allocation* const> all, std::size_t first) {
-    descriptors_.clear();
-    std::vector<client::GpuChunk> made;
-    for (std::size_t i = first; i < all.size() && i < first + kChunksOfSetPacket; ++i) {
-      SHMB_TRY(keeper, all[i]->share(called()));
-      SHMB_TRY(share, all[i]->share(called()));
-      made.push_back({keeper.get(), share.get()});
-      descriptors_.push_back(std::move(keeper));
-      descriptors_.push_back(std::move(share));
-    }
-    return made;
-  }
-
   Result<Region::Handle> send(const Driver& driver, client::Deadline deadline) {
     const Region::Memory& like = regions_.front()->memory_;
-    const auto all = allocations();
-    client::GpuPublish request;
-    SHMB_TRY(chunks, exports(all, 0));
-    request.chunks = std::move(chunks);
-    SHMB_TRY(file, manifest_file(manifest_.encode()));
-    request.manifest = file.get();
-    request.manifest_bytes = manifest_.encode().size();
-    request.group = spec_.group;
+    client::GpuPublish request = publish_request(driver, like, spec_);
+    SHMB_TRY(first, exports_.from(0, called()));
+    request.chunks = std::move(first);
+    const auto encoded = manifest_.encode();
+    SHMB_TRY(list, manifest_file(encoded));
+    request.manifest = list.get();
+    request.manifest_bytes = encoded.size();
     request.bytes = request.allocation = bytes_;
-    request.chunk_bytes = all.size();  // with the flag `set`: how many
-    request.granularity = like.granularity;
-    request.keep = spec_.keep;
-    std::ranges::copy(like.uuid.bytes, request.uuid.begin());
-    request.driver = static_cast<std::uint32_t>(driver.version());
-    request.name = spec_.name;
-    request.flags = SHMBW_GPU_PUBLISH_SET;
-    if (spec_.replace) request.flags |= SHMBW_GPU_PUBLISH_REPLACE;
-    if (like.mig) request.flags |= SHMBW_GPU_PUBLISH_MIG;
+    request.chunk_bytes = exports_.size();  // with the flag `set`: how many
+    request.flags |= SHMBW_GPU_PUBLISH_SET;
     const Notices::Opening opening(Notices::of(session_));
     SHMB_TRY(answers, client::gpu_publish(*session_, {&request, 1}, deadline));
     if (!answers.front()) return std::unexpected(answers.front().error());
     const client::GpuPublished& made = *answers.front();
     // From here on the handle's end gives the set back.
     Region::Handle handle = handle_of(driver, like, made);
-    for (std::size_t first = kChunksOfSetPacket; first < all.size(); first += kChunksOfSetPacket) {
-      SHMB_TRY(next, exports(all, first));
-      SHMB_TRY_VOID(client::gpu_add_chunks(*session_, made.region, first, next, deadline));
-    }
+    SHMB_TRY_VOID(exports_.send_rest(*session_, made.region, called(), deadline));
     handle->note_state(State::ok, 0);
     Notices::of(session_)->enter(handle);
     return handle;
@@ -178,8 +146,8 @@ class SetPublication {
   std::vector<std::uint64_t> begins_, sizes_;  // of the regions, and of the chunks
   std::uint64_t bytes_ = 0;
   Manifest manifest_;
-  std::vector<Allocation> own_;
-  std::vector<Fd> descriptors_;
+  std::vector<std::vector<Allocation>> own_;  // references for the exports, where a region has none
+  Exports exports_;
 };
 
 Result<Region::Handle> Region::publish_set(const std::shared_ptr<client::Session>& session,

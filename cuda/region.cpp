@@ -23,9 +23,9 @@ Device current_device(const Driver& driver) {
 Result<void> wait_for(const Driver& driver, const Sync& sync, std::span<const Device> devices,
                       const std::string& object, client::Deadline deadline) {
   if (sync.how == Sync::How::none) return {};
-  Backlog before = sync.how == Sync::How::device ? Backlog::of_devices(driver, devices, object)
-                                                 : Backlog::of_stream(driver, devices.front(), sync.stream, object);
-  return before.wait(deadline);
+  if (sync.how == Sync::How::device) return Backlog::of_devices(driver, devices, object).wait(deadline);
+  SHMB_TRY(device, device_of(driver, sync.stream, devices.front()));
+  return Backlog::of_stream(driver, device, sync.stream, object).wait(deadline);
 }
 
 namespace {
@@ -103,6 +103,11 @@ Result<std::unique_lock<Turn>> Region::change(client::Deadline deadline) const {
 std::string Region::called() const {
   if (!published()) return "a GPU region of " + std::to_string(memory_.length) + " bytes";
   return "GPU region " + std::to_string(ref_.id) + "." + std::to_string(ref_.generation);
+}
+
+std::unexpected<Error> Region::unmapped() const {
+  return error(Status::invalid, called() + (range_ ? " is asleep: wake it first"
+                                                   : " is the handle of a set, which has no mapping: import the set"));
 }
 
 Result<void> Region::bind(const std::shared_ptr<client::Session>& session) {
@@ -229,7 +234,7 @@ Result<void> Region::written(Sync sync, const Patience& patience) {
   if (!published())
     return error(Status::invalid, called() + " is not published yet: publish it without SHMB_GPU_PUBLISH_WRITING");
   if (!writer_) return error(Status::denied, called() + " is not written through this handle");
-  if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
+  if (pointer() == 0) return unmapped();
   if (auto waited = wait_for(*driver, sync, devices_, called(), patience.device()); !waited)
     return told(waited.error());
   client::GpuReport report;
@@ -255,6 +260,7 @@ Result<void> Region::written(Sync sync, const Patience& patience) {
 Result<void> Region::sleep(const Patience& patience) {
   SHMB_TRY(driver, Driver::load());
   SHMB_TRY(lock, change(patience.device()));
+  if (!range_ && pointer() == 0) return unmapped();
   if (!range_)
     return error(Status::invalid,
                  called() + " is mapped by its owner or as lent memory, which cannot be undone for a time");
@@ -345,9 +351,9 @@ Result<Region::Handle> Region::copy(const Patience& patience) {
   AllocateSpec spec;
   spec.device = devices_.front();
   spec.zero = false;
-  SHMB_TRY(made, allocate(session_, memory_.length, spec));
   SHMB_TRY(lock, change(patience.device()));  // it does not fall asleep meanwhile
-  if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
+  if (pointer() == 0) return unmapped();
+  SHMB_TRY(made, allocate(session_, memory_.length, spec));
   SHMB_TRY(scope, made->enter());
   SHMB_TRY(own, OwnStream::make(*driver, spec.device, called()));
   const Code code = (*driver)->copy_on_device_async(made->pointer(), pointer(), memory_.length, own.get());
@@ -374,7 +380,7 @@ Result<Fd> Region::dma_buf(std::uint64_t offset, std::uint64_t length) {
     return error(Status::not_supported,
                  called() + " was not made for network cards: allocate it with SHMB_GPU_ALLOCATE_RDMA");
   SHMB_TRY(lock, change(client::Deadline::after(0)));
-  if (pointer() == 0) return error(Status::invalid, called() + " is asleep: wake it first");
+  if (pointer() == 0) return unmapped();
   if (offset % kSmallPage != 0 || length % kSmallPage != 0 || length == 0 || offset > memory_.length ||
       length > memory_.bytes - memory_.offset - offset)
     return error(Status::invalid, "a dma-buf covers whole pages of 4096 bytes inside the region");

@@ -155,7 +155,8 @@ class Region : public std::enable_shared_from_this<Region> {
   Result<void> bind(const std::shared_ptr<client::Session>& session);
 
   bool of(const client::Session* session) const { return session_.get() == session; }
-  Backlog backlog() const;  // of the devices that can access it
+  Backlog backlog() const;                  // of the devices that can access it
+  std::unexpected<Error> unmapped() const;  // the answer where `pointer` is 0
 
   Result<void> written(Sync sync, const Patience& patience);
   Result<Handle> copy(const Patience& patience);

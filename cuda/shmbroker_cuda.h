@@ -432,9 +432,9 @@ SHMB_API int shmb_gpu_timeline_open_id(shmb_session* session, const shmb_region_
 SHMB_API shmb_region_id shmb_gpu_timeline_get_id(const shmb_gpu_timeline* timeline) SHMB_NOEXCEPT;
 
 /** Enqueues the write of `value` into word `word` behind what is in the stream, and tells the others that it is coming.
- * Errors: INVALID (not greater than the last, or by 2^61 or more), LIMIT (512 streams at a time that have not come past
- * their last use of this handle), DENIED (this handle was opened, not created), NOT_SUPPORTED (no 64-bit
- * stream operations; a stream under capture), CONTEXT_POISONED, those of shmb_gpu_devices. */
+ * Errors: INVALID (not greater than the last, or by 2^61 or more; a stream of a context that is no device's primary
+ * one), DENIED (this handle was opened, not created), NOT_SUPPORTED (no 64-bit stream operations), BUSY (a stream under
+ * capture), CONTEXT_POISONED, those of shmb_gpu_devices. */
 SHMB_API int shmb_gpu_timeline_signal(shmb_gpu_timeline* timeline, uint32_t word, uint64_t value,
                                       shmb_gpu_stream stream, shmb_error* error) SHMB_NOEXCEPT;
 /** Makes the stream wait until the word has reached `value`. If the producer has not enqueued that signal yet, this
@@ -457,8 +457,8 @@ typedef struct shmb_gpu_timeline_state {
 SHMB_API int shmb_gpu_timeline_look(const shmb_gpu_timeline* timeline, uint32_t word, shmb_gpu_timeline_state* state,
                                     shmb_error* error) SHMB_NOEXCEPT;
 /** Waits up to 5 s for streams that still use it. One that does so even then keeps the words' pages in this process
- * until its end. Closing by the producer releases every waiter. NULL is allowed. Errors: DEADLINE (a stream still uses
- * it); the handle is gone all the same. */
+ * until its end. Closing by the producer releases every waiter. NULL is allowed. Errors: the common ones; the handle is
+ * gone all the same. */
 SHMB_API int shmb_gpu_timeline_close(shmb_gpu_timeline* timeline, shmb_error* error) SHMB_NOEXCEPT;
 
 /* ------------------------------------------------------------------------------------------------ pinned regions */

@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <climits>
+#include <iterator>
 #include <map>
 #include <new>
+#include <thread>
+#include <tuple>
 #include <utility>
 
 #include "base/sys_futex.hpp"
 #include "base/text.hpp"
-#include "cuda/stream_marks.hpp"
+#include "cuda/backlog.hpp"
 
 namespace shmb::cuda {
 namespace {
@@ -44,15 +47,40 @@ void pause(Word& word, std::uint32_t wakes, std::int64_t& length, client::Deadli
 
 }  // namespace
 
+// A stream. Its handle may be used again for another one, and the handles of default streams stand for many.
+using StreamKey = std::tuple<Device, unsigned long long, std::thread::id>;
+
 struct Timeline::OnDevices {
-  std::map<Device, ContextHold> holds;  // primary contexts by which default streams were entered, and that of the page
+  std::map<Device, ContextHold> holds;  // primary contexts by which streams were entered, and that of the page
   Device home = -1;                     // the device in whose primary context the page is registered
   Address words = 0;                    // 0: not registered yet
-  StreamMarks marks;
+  std::map<StreamKey, Backlog> uses;    // what each stream had with its last use
+  bool lost = false;                    // a use is not in there
 
   ContextHold& hold(const Driver& driver, Device device) {
     return holds.try_emplace(device, driver, device).first->second;
   }
+  // What was enqueued cannot be taken back. If it fails, the end of the stream's work can never be known.
+  void used(const Driver& driver, const StreamKey& key, Stream stream) noexcept {
+    constexpr std::size_t kMany = 64;
+    try {
+      Backlog now = Backlog::of_stream(driver, std::get<Device>(key), stream, "a timeline");
+      uses.erase(key);
+      for (auto use = uses.begin(); uses.size() >= kMany && use != uses.end();)
+        use = use->second.over() ? uses.erase(use) : std::next(use);
+      uses.emplace(key, std::move(now));
+    } catch (...) {
+      lost = true;
+    }
+  }
+};
+
+// The stream's context is current, the page is registered, and the word has this address on the device.
+struct Timeline::Way {
+  const Driver* driver;
+  ContextHold::Scope scope;
+  Address address;
+  StreamKey stream;
 };
 
 Timeline::Timeline(std::shared_ptr<client::Session> session, shmbw_region_ref ref, std::uint32_t words)
@@ -114,26 +142,17 @@ Timeline::~Timeline() {
 
 bool Timeline::let_go() noexcept {
   const Driver* driver = Driver::loaded();
-  if (driver == nullptr) return false;
+  if (driver == nullptr || devices_->lost) return false;
   try {
-    auto scope = devices_->hold(*driver, devices_->home).enter();  // the caller may have no context any more
     const client::Deadline deadline = client::Deadline::after(kSettle);
-    // After a fault the device does nothing more, and every call reports it. These calls do not affect a capture.
-    const auto faulted = [&] {
-      const BesideCaptures beside(*driver);
-      int capturing = 0;
-      std::size_t free = 0, total = 0;
-      return Driver::poisoned() != 0 || Driver::poisons((*driver)->stream_capturing(nullptr, &capturing)) ||
-             Driver::poisons((*driver)->mem_info(&free, &total));
-    };
-    while (!devices_->marks.passed()) {
-      if (faulted()) break;
-      if (devices_->marks.lost() || deadline.passed()) return false;
-      sys::rest(kLongestPause);
+    for (auto& [stream, use] : devices_->uses) {
+      (void)use.wait(deadline);
+      if (!use.over()) return false;
     }
+    devices_->uses.clear();
+    auto scope = devices_->hold(*driver, devices_->home).enter();  // the caller may have no context any more
     const BesideCaptures beside(*driver);
     (*driver)->host_unregister(memory_);
-    devices_->marks.end(*driver);
     return true;
   } catch (...) {  // no memory for a sentence
     return false;
@@ -191,35 +210,25 @@ Result<void> Timeline::register_page(const Driver& driver) {
   if (const Code code = driver->host_register(memory_, bytes, flags); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuMemHostRegister", object));
   Address words = 0;
-  const Code code = driver->host_address(&words, memory_, 0);
-  auto begun = code == kSuccess ? devices_->marks.begin(driver, object)
-                                : std::unexpected(driver.failure(code, "cuMemHostGetDevicePointer", object));
-  if (!begun) {
+  if (const Code code = driver->host_address(&words, memory_, 0); code != kSuccess) {
     driver->host_unregister(memory_);
-    return begun;
+    return std::unexpected(driver.failure(code, "cuMemHostGetDevicePointer", object));
   }
   devices_->home = home;
   devices_->words = words;
   return {};
 }
 
-// For a default stream that of the device that is current, or would be.
-Result<ContextHold::Scope> Timeline::enter_context(const Driver& driver, Stream stream) {
-  Device current = -1;
-  if (driver->context_device(&current) != kSuccess) current = handy_device(driver);
-  SHMB_TRY(device, device_of(driver, stream, current));
-  return devices_->hold(driver, device).enter();
-}
-
 Result<Timeline::Way> Timeline::enter(std::uint32_t word, Stream stream) {
+  constexpr std::uintptr_t kPerThread = 2;  // CU_STREAM_PER_THREAD
   SHMB_TRY(loaded, Driver::load());
   const Driver& driver = *loaded;
   SHMB_TRY_VOID(driver.need(Feature::timeline));
   if (!devices_) devices_ = std::make_unique<OnDevices>();
-  SHMB_TRY(scope, enter_context(driver, stream));
-  Device ordinal = -1;
-  if (const Code code = driver->context_device(&ordinal); code != kSuccess)
-    return std::unexpected(driver.failure(code, "cuCtxGetDevice", name(word)));
+  Device current = -1;  // of a default stream
+  if (driver->context_device(&current) != kSuccess) current = handy_device(driver);
+  SHMB_TRY(ordinal, device_of(driver, stream, current));
+  SHMB_TRY(scope, devices_->hold(driver, ordinal).enter());
   SHMB_TRY(device, driver.at(ordinal));
   if (!device->mem_ops_64)
     return error(Status::not_supported, device->name + " has no 64-bit stream operations: wait on the host instead");
@@ -228,8 +237,14 @@ Result<Timeline::Way> Timeline::enter(std::uint32_t word, Stream stream) {
   if (const Code code = driver->stream_capturing(stream, &capturing); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuStreamIsCapturing", name(word)));
   if (capturing != 0) return std::unexpected(driver.failure(kCaptureUnsupported, "a timeline", name(word)));
-  SHMB_TRY(place, devices_->marks.place(driver, stream));
-  return Way{&driver, std::move(scope), devices_->words + word * kWordBytes, place};
+  unsigned long long id = 0;
+  if (const Code code = driver->stream_id(stream, &id); code != kSuccess)
+    return std::unexpected(driver.failure(code, "cuStreamGetId", name(word)));
+  const bool of_thread = reinterpret_cast<std::uintptr_t>(stream) == kPerThread;
+  return Way{&driver,
+             std::move(scope),
+             devices_->words + word * kWordBytes,
+             {ordinal, id, of_thread ? std::this_thread::get_id() : std::thread::id()}};
 }
 
 Result<void> Timeline::signal(std::uint32_t word, std::uint64_t value, Stream stream) {
@@ -251,8 +266,8 @@ Result<void> Timeline::signal(std::uint32_t word, std::uint64_t value, Stream st
     return std::unexpected(driver.failure(code, "cuStreamWriteValue64", name(word)));
   one.announced.store(value, std::memory_order_release);
   one.wakes.fetch_add(1, std::memory_order_release);
-  (void)sys::futex_wake(one.wakes, INT_MAX);       // threads that wait in `wait` for the announcement
-  devices_->marks.put(driver, way.place, stream);  // it is announced: no failure from here on
+  (void)sys::futex_wake(one.wakes, INT_MAX);   // threads that wait in `wait` for the announcement
+  devices_->used(driver, way.stream, stream);  // it is announced: no failure from here on
   return {};
 }
 
@@ -276,7 +291,7 @@ Result<void> Timeline::wait(std::uint32_t word, std::uint64_t value, Stream stre
   const Driver& driver = *way.driver;
   if (const Code code = driver->stream_wait64(stream, way.address, value, kWaitGeq); code != kSuccess)
     return std::unexpected(driver.failure(code, "cuStreamWaitValue64", name(word)));
-  devices_->marks.put(driver, way.place, stream);
+  devices_->used(driver, way.stream, stream);
   return {};
 }
 

@@ -13,7 +13,7 @@
 
 #include "client/calls/gpu_calls.hpp"
 #include "client/region/region.hpp"
-#include "cuda/context.hpp"
+#include "cuda/driver.hpp"
 #include "proto/timeline_layout.hpp"
 
 namespace shmb::cuda {
@@ -61,17 +61,9 @@ class Timeline {
   Result<void> check(std::uint32_t word) const;  // also that this is no forked child, which has no timelines
   std::string name(std::uint32_t word) const;
   std::unexpected<Error> ended(std::uint32_t word, std::uint64_t value) const;
-  // The stream's context is current, the page is registered, and `word` has this address on the device. After the
-  // enqueued work the stream writes to its place.
-  struct Way {
-    const Driver* driver;
-    ContextHold::Scope scope;
-    Address address;
-    std::size_t place;
-  };
+  struct Way;        // of one use by one stream
   struct OnDevices;  // what drivers and streams have of it
   Result<Way> enter(std::uint32_t word, Stream stream);
-  Result<ContextHold::Scope> enter_context(const Driver& driver, Stream stream);
   Result<void> register_page(const Driver& driver);
   bool let_go() noexcept;  // false: streams still use it
 

@@ -106,10 +106,6 @@ static_assert(same(kDriverMismatch, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) && same(k
 static_assert(same(kIllegalState, CUDA_ERROR_ILLEGAL_STATE));
 static_assert(same(kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
 static_assert(same(kCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-static_assert(same(kCaptureMerge, CUDA_ERROR_STREAM_CAPTURE_MERGE));
-static_assert(same(kCaptureUnmatched, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED));
-static_assert(same(kCaptureUnjoined, CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
-static_assert(same(kCaptureIsolation, CUDA_ERROR_STREAM_CAPTURE_ISOLATION));
 static_assert(same(kCaptureImplicit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT));
 static_assert(same(kCapturedEvent, CUDA_ERROR_CAPTURED_EVENT));
 static_assert(same(kCaptureWrongThread, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD));

@@ -101,6 +101,20 @@ struct Device {
   }
 };
 
+// The fake must have everything back at the end of a case, with the broker.
+struct NothingLeft {
+  fakecuda::Audit before = fakecuda::Fake::use().audit();
+  std::size_t bytes = fakecuda::Fake::use().bytes_in_use(0);
+  ~NothingLeft() {
+    const fakecuda::Audit after = fakecuda::Fake::use().audit();
+    CHECK(after.left() == before.left());
+    CHECK(after.fds == before.fds);
+    CHECK(after.violations == before.violations);
+    const bool freed = eventually([&] { return fakecuda::Fake::use().bytes_in_use(0) == bytes; });  // the broker's too
+    CHECK(freed);
+  }
+};
+
 // A stream of the context that is current, being captured into a graph.
 class Captured {
  public:

@@ -7,18 +7,9 @@
 namespace cuda_tests {
 namespace {
 
-struct CaptureLeavesNothing {
-  fakecuda::Audit before = fakecuda::Fake::use().audit();
-  ~CaptureLeavesNothing() {
-    const fakecuda::Audit after = fakecuda::Fake::use().audit();
-    CHECK(after.left() == before.left());
-    CHECK(after.violations == before.violations);
-  }
-};
-
 struct CaptureBench {
   CaptureBench() { REQUIRE(scope); }
-  const CaptureLeavesNothing guard;
+  const NothingLeft guard;
   const harness::BrokerFixture broker{gpu_broker()};
   shmbroker::Session session = connect(broker.socket());
   Device device;

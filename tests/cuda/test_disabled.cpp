@@ -20,6 +20,8 @@ TEST_CASE("a library built without GPU memory answers no_driver, and says with w
   const auto region = gpu::Region::try_allocate(*nowhere, 4096);
   REQUIRE(!region);
   CHECK(region.error().status() == shmbroker::Status::no_driver);
+  CHECK(gpu::Region::try_publish_set(*nowhere, "model", {}).error().status() == shmbroker::Status::no_driver);
+  CHECK(gpu::Region::try_import(*nowhere, std::string("model")).error().status() == shmbroker::Status::no_driver);
   CHECK(gpu::try_dispatch(*nowhere));
   CHECK(nowhere->try_create(4096));  // all else works
   shmb_error error;

@@ -110,16 +110,15 @@ TEST_CASE("driver: devices are known by UUID in the order this process sees them
               NEED(first.uuid_text() == "GPU-fa4ec0da-0000-4000-8000-000000000002");
               NEED(first.bytes == 512U << 20 && first.granularity == 2U << 20 && first.shareable && !first.mig);
               NEED(first.bus_id == "0000:03:00.0");
-              const auto parsed = cuda::parse_uuid("GPU-fa4ec0da-0000-4000-8000-000000000000");
-              NEED(parsed.has_value());
-              NEED(driver.find(*parsed).has_value() && (*driver.find(*parsed))->device == 1);
-              const auto hidden = driver.find(*cuda::parse_uuid("fa4ec0da000040008000000000000001"));
+              cuda::Uuid other = first.uuid;
+              other.bytes.back() = 0;
+              NEED(driver.find(other).has_value() && (*driver.find(other))->device == 1);
+              other.bytes.back() = 1;
+              const auto hidden = driver.find(other);
               NEED(!hidden && hidden.error().status == Status::device_not_found);
               NEED(hidden.error().sentence.contains("GPU-fa4ec0da-0000-4000-8000-000000000001"));
               NEED(hidden.error().sentence.contains(first.uuid_text()));
               NEED(driver.at(1).has_value() && !driver.at(2) && !driver.at(-1));
-              NEED(!cuda::parse_uuid("GPU-12") && !cuda::parse_uuid("") &&
-                   !cuda::parse_uuid("GPU-fa4ec0da-0000-4000-8000-00000000000g"));
               return 0;
             }) == 0);
 }

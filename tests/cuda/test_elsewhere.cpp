@@ -38,6 +38,7 @@ TEST_CASE("without driver, with a stub, an old driver or no device everything el
                          ACTOR_CHECK(std::strlen(refused.error().what()) > 20);
                          ACTOR_CHECK(status_of(gpu::Region::try_import(session, std::string("any"))) == expected);
                          ACTOR_CHECK(status_of(gpu::Region::try_adopt(session, 4096, 1)) == expected);
+                         ACTOR_CHECK(status_of(gpu::Region::try_publish_set(session, "any", {})) == expected);
                          ACTOR_CHECK(status_of(gpu::Lease::try_lend(session, 4096, 1, nullptr)) == expected);
                          ACTOR_CHECK(status_of(gpu::Region::try_of_torch(session, nullptr)) == expected);
                          ACTOR_CHECK(gpu::try_dispatch(session));

@@ -24,17 +24,10 @@ TEST_CASE("the driver's refusals of an allocation have codes and sentences of ou
   auto session = connect(broker.socket());
   for (const Wrong& wrong :
        {Wrong{"cuMemCreate:1:2", Status::out_of_memory, "cuMemCreate"},
-        Wrong{"cuMemCreate:1:800", Status::not_permitted, "800"},
-        Wrong{"cuMemCreate:1:801", Status::not_supported, "801"},
-        Wrong{"cuMemCreate:1:46", Status::not_permitted, "mode"},
-        Wrong{"cuMemCreate:1:802", Status::driver_failed, "fabricmanager"},
-        Wrong{"cuMemCreate:1:803", Status::driver_failed, "differ in version"},
-        Wrong{"cuMemCreate:1:999", Status::driver_failed, "Xid"},
         Wrong{"cuMemCreate:1:999,cuMemGetInfo:1:999", Status::device_lost, "answers nothing"},
         Wrong{"cuMemCreate:1:900", Status::busy, "call again after the capture"},
         Wrong{"cuMemsetD8Async:1:906", Status::busy, "call again after the capture"},
         Wrong{"cuEventQuery:1:907", Status::busy, "call again after the capture"},
-        Wrong{"cuMemCreate:1:908", Status::busy, "call again after the capture"},
         Wrong{"cuMemMap:1:806", Status::mps, "806"}, Wrong{"cuMemMap:1:1", Status::too_small, "cuMemMap"},
         Wrong{"cuMemSetAccess:1:101", Status::device_not_visible, "cuMemSetAccess"}}) {
     CAPTURE(wrong.injected);

@@ -11,20 +11,6 @@
 namespace cuda_tests {
 namespace {
 
-// The fake must have everything back at the end of a case.
-struct NothingLeft {
-  fakecuda::Audit before = fakecuda::Fake::use().audit();
-  std::size_t bytes = fakecuda::Fake::use().bytes_in_use(0);
-  ~NothingLeft() {
-    const fakecuda::Audit after = fakecuda::Fake::use().audit();
-    CHECK(after.left() == before.left());
-    CHECK(after.fds == before.fds);
-    CHECK(after.violations == before.violations);
-    const bool freed = eventually([&] { return fakecuda::Fake::use().bytes_in_use(0) == bytes; });  // the broker's too
-    CHECK(freed);
-  }
-};
-
 gpu::Tensor floats(const std::string& name, std::vector<std::int64_t> shape, std::uint64_t offset) {
   gpu::Tensor tensor;
   tensor.name = name;
@@ -368,6 +354,7 @@ TEST_CASE("a DLPack tensor keeps its memory mapped after the handle has gone") {
   CHECK(status_of(unsaid) == Status::denied);
   CHECK(sentence_of(unsaid).contains("read-only"));
   CHECK(status_of(region->try_dlpack(floats("over", {std::int64_t{1} << 40}, 0))) == Status::invalid);
+  CHECK(status_of(region->try_dlpack_unversioned(floats("over", {std::int64_t{1} << 40}, 0))) == Status::invalid);
   auto* managed = reinterpret_cast<shmb::cuda::DlManaged*>(region->dlpack(tensor));
   CHECK(status_of(region->try_sleep()) == Status::busy);
   const gpu::Pointer at = region->pointer();
@@ -388,6 +375,32 @@ TEST_CASE("a DLPack tensor keeps its memory mapped after the handle has gone") {
   managed->deleter(reinterpret_cast<DLManagedTensorVersioned*>(managed));
   (void)gpu::dispatch(session);
   CHECK(access_of(device, at) == -1);  // now it is gone
+}
+
+TEST_CASE("a copy that cannot be made says why, and leaves nothing") {
+  const NothingLeft guard;
+  const harness::BrokerFixture broker(gpu_broker());
+  auto session = connect(broker.socket());
+  auto region = gpu::Region::allocate(session, kMiB);
+  region.sleep();
+  const auto asleep = region.try_copy();
+  CHECK(status_of(asleep) == Status::invalid);
+  CHECK(sentence_of(asleep).contains("wake it first"));
+  region.wake();
+  const auto failing_at = [&](const char* injected) {
+    const fakecuda::Injected failing(injected);
+    return status_of(region.try_copy(std::chrono::milliseconds(20)));
+  };
+  CHECK(failing_at("cuMemCreate:1:2") == Status::out_of_memory);
+  CHECK(failing_at("cuStreamCreate:1+:2") == Status::out_of_memory);
+  CHECK(failing_at("cuMemcpyDtoDAsync:1:801") == Status::not_supported);
+  CHECK(failing_at("cuEventQuery:1+:600") == Status::deadline);  // the device works on, and both stay until it is done
+  CHECK(eventually([&] { return gpu::dispatch(session).waiting == 0; }));
+  CHECK(status_of(region.try_copy()) == Status::ok);
+  (void)gpu::dispatch(session);
+  shmb_gpu_region* raw = nullptr;
+  CHECK(shmb_gpu_copy(nullptr, 0, &raw, nullptr) == SHMB_E_INVALID);
+  CHECK(shmb_gpu_copy(region.c(), 0, nullptr, nullptr) == SHMB_E_INVALID);
 }
 
 TEST_CASE("the import waits for a name that comes later, and not for ever") {

@@ -42,20 +42,10 @@ class HeldStream {
   std::atomic<bool> held_ = false;
 };
 
-// The fake has everything back once the device is done and a call dispatches.
-struct WaitsLeaveNothing {
-  fakecuda::Audit before = fakecuda::Fake::use().audit();
-  ~WaitsLeaveNothing() {
-    const fakecuda::Audit after = fakecuda::Fake::use().audit();
-    CHECK(after.left() == before.left());
-    CHECK(after.violations == before.violations);
-  }
-};
-
 // A broker, a session on it, and the first device's primary context current.
 struct WaitsStage {
   WaitsStage() { REQUIRE(scope); }
-  const WaitsLeaveNothing guard;
+  const NothingLeft guard;
   const harness::BrokerFixture broker{gpu_broker()};
   shmbroker::Session session = connect(broker.socket());
   Device device;
@@ -111,7 +101,7 @@ TEST_CASE("law 11: a wait for a busy device gives up, keeps what it has, and may
 }
 
 TEST_CASE("law 11: a region released under a device that works goes when that is through, and is counted until then") {
-  const WaitsLeaveNothing guard;
+  const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
   auto session = connect(broker.socket());
   auto inside = support::must(support::try_open(broker.socket()));
@@ -144,7 +134,7 @@ TEST_CASE("law 11: a region released under a device that works goes when that is
 }
 
 TEST_CASE("law 11: a busy device does not block torch, and an allocation without memory waits for what was freed") {
-  const WaitsLeaveNothing guard;
+  const NothingLeft guard;
   Device device;
   auto scope = device.hold->enter();
   REQUIRE(scope);
@@ -215,7 +205,7 @@ TEST_CASE("law 11: a driver that refuses cuCtxRecordEvent is waited for, and doe
 }
 
 TEST_CASE("a thread without a context publishes, imports, puts to sleep, wakes and releases") {
-  const WaitsLeaveNothing guard;
+  const NothingLeft guard;
   const harness::BrokerFixture broker(gpu_broker());
   auto session = connect(broker.socket());
   Device device;

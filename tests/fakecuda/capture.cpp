@@ -3,7 +3,7 @@
 // answer and that they spoil it, all as cuStreamBeginCapture, cuThreadExchangeStreamCaptureMode and the programming
 // guide say. Which calls are "potentially unsafe" they say by example only; here those are what allocates or frees at
 // once, what registers host memory, what copies at once and what asks an event. Graphs are never launched, so what goes
-// into one is forgotten; that a fork is joined again nobody looks at.
+// into one is forgotten. Streams are captured one by one: events bind none into the capture of another.
 #include <thread>
 
 #include "tests/fakecuda/stream.hpp"
@@ -11,7 +11,6 @@
 namespace fakecuda {
 
 struct Capture {
-  std::uint64_t origin = 0;  // the stream that began it
   int mode = 0;
   std::thread::id thread;
   bool over = false, spoilt = false;
@@ -95,18 +94,6 @@ Code capture_forbids_unsafe() {
   return code;
 }
 
-Code capture_joins(const StreamFacts& stream, const CapturePtr& of_event) {
-  const CapturePtr capture = capture_of(stream);
-  if (of_event == nullptr) return spoil(*capture, kCaptureIsolation);
-  if (of_event->over) return kCapturedEvent;
-  if (capture != nullptr && capture != of_event) {
-    spoil(*capture, kCaptureMerge);
-    return spoil(*of_event, kCaptureMerge);
-  }
-  captured_streams()[stream.id] = {of_event, stream.context, stream.blocking};
-  return kSuccess;
-}
-
 // Also later: whether such work is done nobody can say.
 Code capture_forbids_event(const CapturePtr& of_event) {
   if (of_event != nullptr) return of_event->over ? kCapturedEvent : spoil(*of_event, kCapturedEvent);
@@ -129,7 +116,6 @@ FAKECUDA_API Code cuStreamBeginCapture_v2(Stream stream, int mode) {
     if (facts->legacy) return kCaptureUnsupported;
     if (capture_of(*facts) != nullptr) return kIllegalState;
     auto capture = std::make_shared<Capture>();
-    capture->origin = facts->id;
     capture->mode = mode;
     capture->thread = std::this_thread::get_id();
     captured_streams()[facts->id] = {std::move(capture), facts->context, facts->blocking};
@@ -145,7 +131,6 @@ FAKECUDA_API Code cuStreamEndCapture(Stream stream, Graph* graph) {
     *graph = nullptr;
     const CapturePtr capture = capture_of(*facts);
     if (capture == nullptr) return kIllegalState;
-    if (capture->origin != facts->id) return spoil(*capture, kCaptureUnmatched);
     if (capture->mode != kCaptureRelaxed && capture->thread != std::this_thread::get_id())
       return spoil(*capture, kCaptureWrongThread);
     capture->over = true;

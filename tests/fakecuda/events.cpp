@@ -210,8 +210,8 @@ FAKECUDA_API Code cuStreamWaitEvent(Stream stream, Event event, unsigned flags) 
     look_for_destruction(it, *body);
     const Context context = context_of(stream);
     if (context == nullptr) return kInvalidHandle;
-    const auto facts = *facts_of(stream);
-    if (body->capture != nullptr || capture_of(facts) != nullptr) return capture_joins(facts, body->capture);
+    spoil_capture_of(*facts_of(stream));
+    if (body->capture != nullptr || capture_of(*facts_of(stream)) != nullptr) return kCaptureUnsupported;
     return enqueue(it, stream, "cuStreamWaitEvent", [passed = passing_of(body), context] {
       while (!passed() && rest(*context)) {
       }

@@ -41,12 +41,10 @@ struct StreamFacts {
 std::optional<StreamFacts> facts_of(Stream stream);
 // Before anything is put into it. `captured`: it goes into a graph.
 Code capture_takes(const StreamFacts& stream, bool* captured);
-Code capture_forbids_looking(const StreamFacts& stream);         // at it, by query or synchronise
-Code capture_forbids_context(const CUctx_st& context);           // a call about all its streams
-Code capture_forbids_unsafe();                                   // a call that no graph sees
-std::shared_ptr<Capture> capture_of(const StreamFacts& stream);  // null: none
-Code capture_joins(const StreamFacts& stream,
-                   const std::shared_ptr<Capture>& of_event);          // a wait for an event; null: outside
+Code capture_forbids_looking(const StreamFacts& stream);               // at it, by query or synchronise
+Code capture_forbids_context(const CUctx_st& context);                 // a call about all its streams
+Code capture_forbids_unsafe();                                         // a call that no graph sees
+std::shared_ptr<Capture> capture_of(const StreamFacts& stream);        // null: none
 Code capture_forbids_event(const std::shared_ptr<Capture>& of_event);  // a question about it
 void spoil_capture_of(const StreamFacts& stream);                      // a call about it has failed
 void forget_captures(const CUctx_st& context);

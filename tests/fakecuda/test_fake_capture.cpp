@@ -143,36 +143,3 @@ TEST_CASE("fake: unsafe calls spoil captures of their thread, and global ones of
           return it.unmade() ? 0 : 1;
         }) == 0);
 }
-
-TEST_CASE("fake: events bind streams into a capture, and no dependency crosses its border") {
-  CHECK(holds({}, [] {
-          CaptureStage it;
-          NEED(it.made());
-          Event outside = nullptr;
-          NEED(it.cu.event_create(&outside, kDisableTiming) == kSuccess);
-          NEED(it.cu.event_record(outside, it.other) == kSuccess);
-          NEED(it.begin() && it.cu.stream_wait_event(it.captured, outside, 0) == kCaptureIsolation);
-          NEED(it.ends(kCaptureInvalidated));
-          int is = 0;
-          NEED(it.begin() && it.cu.event_record(it.event, it.captured) == kSuccess);
-          NEED(it.cu.stream_wait_event(it.other, it.event, 0) == kSuccess);
-          NEED(it.cu.stream_capturing(it.other, &is) == kSuccess && is == 1);
-          Graph none = nullptr;
-          NEED(it.cu.end_capture(it.other, &none) == kCaptureUnmatched && it.ends(kCaptureInvalidated));
-          NEED(it.cu.stream_capturing(it.other, &is) == kSuccess && is == 0);
-          NEED(it.begin() && it.cu.begin_capture(it.other, kGlobalMode) == kSuccess);
-          NEED(it.cu.event_record(it.event, it.captured) == kSuccess);
-          NEED(it.cu.stream_wait_event(it.other, it.event, 0) == kCaptureMerge);
-          NEED(it.cu.end_capture(it.other, &none) == kCaptureInvalidated && it.ends(kCaptureInvalidated));
-          // An event of another context is none that this stream could record.
-          Context own = nullptr, popped = nullptr;
-          Event foreign = nullptr;
-          NEED(it.cu.context_create(&own, 0, 0) == kSuccess);
-          NEED(it.cu.event_create(&foreign, kDisableTiming) == kSuccess && it.cu.context_pop(&popped) == kSuccess);
-          NEED(it.begin() && it.cu.event_record(foreign, it.captured) == kInvalidHandle);
-          NEED(it.ends(kCaptureInvalidated));
-          NEED(it.cu.event_destroy(foreign) == kSuccess && it.cu.context_destroy(own) == kSuccess);
-          NEED(it.cu.event_destroy(outside) == kSuccess);
-          return it.unmade() ? 0 : 1;
-        }) == 0);
-}
