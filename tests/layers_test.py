@@ -17,7 +17,7 @@ BELOW = {
     "client": {"client", "proto", "base"},
     "spawn": {"spawn", "client", "proto", "base"},
     "cuda": {"cuda", "client", "proto", "base"},
-    "python": {"python", "client", "spawn"},  # of those two the public headers alone, see below
+    "python": {"python", "client", "spawn", "cuda"},  # of those three the public headers alone, see below
     "tools": {"tools", "spawn", "cuda", "client", "proto", "base", "daemon"},
     "tests": {"tests", "tools", "spawn", "cuda", "client", "proto", "base", "daemon"},
 }

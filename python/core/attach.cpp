@@ -3,31 +3,25 @@
 #include <vector>
 
 #include "python/core/objects.hpp"
+#include "python/core/place.hpp"
 
 namespace shmb::python {
 
-namespace {
-
-// The region that an argument names. The memory it points to is the argument's, or its own.
-struct Place {
-  const char* address = nullptr;
-  const std::uint8_t* ticket = nullptr;
-  shmb_region_id id{};
-
-  bool read(PyObject* where) {
-    if (is_region_id(where)) return to_region_id(where, id);
-    if (PyUnicode_Check(where) != 0) return to_text(where, "the address", address);
-    if (PyBytes_Check(where) == 0) {
-      PyErr_Format(PyExc_TypeError, "a region is named by an address (str), a RegionId or a Ticket, not by '%R'",
-                   Py_TYPE(where));
-      return false;
-    }
-    if (PyBytes_Size(where) != 16)
-      return raise(SHMB_E_INVALID, "a ticket has 16 bytes, not %zd", PyBytes_Size(where)), false;
-    ticket = reinterpret_cast<const std::uint8_t*>(PyBytes_AsString(where));
-    return true;
+bool Place::read(PyObject* where) {
+  if (is_region_id(where)) return to_region_id(where, id);
+  if (PyUnicode_Check(where) != 0) return to_text(where, "the address", address);
+  if (PyBytes_Check(where) == 0) {
+    PyErr_Format(PyExc_TypeError, "a region is named by an address (str), a RegionId or a Ticket, not by '%R'",
+                 Py_TYPE(where));
+    return false;
   }
-};
+  if (PyBytes_Size(where) != 16)
+    return raise(SHMB_E_INVALID, "a ticket has 16 bytes, not %zd", PyBytes_Size(where)), false;
+  ticket = reinterpret_cast<const std::uint8_t*>(PyBytes_AsString(where));
+  return true;
+}
+
+namespace {
 
 std::uint32_t rights_of(bool write, bool share, bool release) {
   return SHMB_RIGHT_READ | (write ? unsigned{SHMB_RIGHT_WRITE} : 0U) | (share ? unsigned{SHMB_RIGHT_SHARE} : 0U) |

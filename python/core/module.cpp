@@ -125,10 +125,11 @@ int execute(PyObject* module) {
   if (ticket == nullptr) return -1;
   Py_XDECREF(std::exchange(types.ticket, ticket));
   const bool added = load_errors() && watch_forks() && add_values(module) && add_session(module) &&
-                     add_region(module) && add_pool(module) && add_slot(module) && add_part(module) &&
-                     add_queue(module) && add_message(module) && add_processes(module) && add_rank(module) &&
-                     remote::add_world(module) && remote::add_future(module) && remote::add_request(module) &&
-                     remote::add_reference(module) && remote::add_copy(module) && add_constants(module);
+                     add_region(module) && add_gpu_region(module) && add_pool(module) && add_slot(module) &&
+                     add_part(module) && add_queue(module) && add_message(module) && add_processes(module) &&
+                     add_rank(module) && remote::add_world(module) && remote::add_future(module) &&
+                     remote::add_request(module) && remote::add_reference(module) && remote::add_copy(module) &&
+                     add_constants(module);
   return added ? 0 : -1;
 }
 

@@ -9,10 +9,12 @@
 #include "python/core/values.hpp"
 #include "python/core/wait.hpp"
 
+struct shmb_gpu_region;
+
 namespace shmb::python {
 
 struct Types {
-  PyTypeObject *session, *region, *pool, *slot, *part, *queue, *message, *message_part;
+  PyTypeObject *session, *region, *gpu_region, *pool, *slot, *part, *queue, *message, *message_part;
   PyObject* ticket;  // shmbroker.ticket.Ticket
 };
 extern Types types;
@@ -45,6 +47,12 @@ struct Region {
   std::uint32_t release_flags;
   bool readonly;
   bool findable;  // `find` knows it: from its first buffer on
+  void finish();
+};
+
+struct GpuRegion {
+  PyObject_HEAD shmb_gpu_region* handle;
+  Calls calls;
   void finish();
 };
 
@@ -139,6 +147,7 @@ PyObject* find(PyObject* buffer, bool in_pool, std::uint64_t pool);  // a new re
 // Each adds its type, or its functions. False: an exception is set.
 bool add_session(PyObject* module);
 bool add_region(PyObject* module);
+bool add_gpu_region(PyObject* module);
 bool add_pool(PyObject* module);
 bool add_slot(PyObject* module);
 bool add_part(PyObject* module);
@@ -160,6 +169,7 @@ PyObject* session_create(PyObject* self, PyObject* const* given, Py_ssize_t coun
 PyObject* session_create_many(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
 PyObject* session_attach(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
 PyObject* session_attach_many(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
+PyObject* session_gpu_import(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
 PyObject* session_adopt(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
 PyObject* session_create_group(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
 PyObject* session_join(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);

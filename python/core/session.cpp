@@ -170,6 +170,7 @@ PyMethodDef methods[] = {
     {"attach", as_function(session_attach), kFast, "A region by address, identity or ticket."},
     {"open", as_function(session_attach), kFast, "A region by its name."},
     {"attach_many", as_function(session_attach_many), kFast, "Many regions by address, identity or ticket."},
+    {"gpu_import", as_function(session_gpu_import), kFast, "GPU memory by address, identity or ticket."},
     {"adopt", as_function(session_adopt), kFast, "Local sessions: a region of a memfd."},
     {"stat", as_function(stat), kFast, "The broker's facts about a region."},
     {"unname", as_function(unname), kFast, "Takes a region's name away; it goes with its last reference."},

@@ -102,6 +102,8 @@ Field queue_info_fields[] = {SHMB_FIELD("kind"),
                              SHMB_FIELD("pool"),
                              SHMB_FIELD("name"),
                              SHMB_END};
+Field gpu_tensor_fields[] = {SHMB_FIELD("name"),    SHMB_FIELD("dtype"),  SHMB_FIELD("shape"),
+                             SHMB_FIELD("strides"), SHMB_FIELD("offset"), SHMB_END};
 #undef SHMB_FIELD
 #undef SHMB_END
 
@@ -125,6 +127,7 @@ Kind kinds[] = {
     kind("shmbroker._core.SizeClassInfo", size_class_info_fields),
     kind("shmbroker._core.PoolInfo", pool_info_fields),
     kind("shmbroker._core.QueueInfo", queue_info_fields),
+    kind("shmbroker._core.GpuTensor", gpu_tensor_fields),
 };
 
 const char* name_in(const char* const* names, std::size_t count, std::uint32_t number) {

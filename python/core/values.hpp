@@ -21,6 +21,7 @@ enum class Value : std::uint8_t {
   size_class_info,
   pool_info,
   queue_info,
+  gpu_tensor,
 };
 
 // Makes the types and puts them into the module. False: an exception is set.

@@ -15,9 +15,9 @@ if "t" in getattr(_sys, "abiflags", ""):
 
 from . import errors
 from ._core import (EVENT_APPEARED, EVENT_ENDED, EVENT_GONE, EVENT_GPU, EVENT_PUBLISHED, EVENT_READY, EVENT_RECLAIM, Event,
-                    Group, GroupEnding, Message, MessagePart, Part, Pool, PoolInfo, Queue, QueueInfo, Region, RegionId,
-                    RegionInfo, RegionStat, Session, SessionInfo, SizeClassInfo, Slot, Watch, find, group_variable,
-                    set_sharing_strategy, sharing_strategies, sharing_strategy)
+                    GpuRegion, GpuTensor, Group, GroupEnding, Message, MessagePart, Part, Pool, PoolInfo, Queue,
+                    QueueInfo, Region, RegionId, RegionInfo, RegionStat, Session, SessionInfo, SizeClassInfo, Slot, Watch,
+                    find, group_variable, set_sharing_strategy, sharing_strategies, sharing_strategy)
 from ._core import connect as _connect
 from ._core import version as __version__
 from .errors import (Broken, Busy, Closed, Denied, Empty, Error, Exists, Forked, Full, GroupEnded, Invalid, LimitReached,

@@ -157,6 +157,14 @@ class QueueInfo(tuple[Any, ...]):
     pool: int
     name: str
 
+class GpuTensor(tuple[Any, ...]):
+    """One tensor in a GPU region. A set lists those of all its regions, with offsets in the whole."""
+    name: str
+    dtype: str  # float16, bfloat16, int64, bool, complex64; float32x4: of four lanes; dlpack9_8: DLPack's type 9 of 8 bits
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # in elements; None: rows follow each other
+    offset: int  # bytes from the region's begin
+
 # ------------------------------------------------------------------------------------------------------- functions
 
 def connect(socket: str | None = None, *, group: str | None = None, program: str | None = None,
@@ -206,6 +214,10 @@ class Session:
     def attach_many(self, wheres: list[str | RegionId | Ticket | bytes] | tuple[str | RegionId | Ticket | bytes, ...],
                     *, write: bool = False, share: bool = False, populate: bool = True, timeout: float = 5.0,
                     return_errors: bool = False) -> list[Region]: ...
+    def gpu_import(self, where: str | RegionId | Ticket | bytes, *, wait: Timeout = 0,
+                   timeout: float = 5.0) -> GpuRegion:
+        """GPU memory that a process has published: a region, or a set of them as one. Mapped read-only for the device that
+        is current in this thread, else for its own. Raises a GpuError where the driver is missing, too old or refuses."""
     def adopt(self, fd: int, *, write: bool = False) -> Region:
         """Local sessions: a region of a memfd that came by other means. The descriptor is duplicated."""
     def stat(self, where: str | RegionId, *, timeout: float = 5.0) -> RegionStat: ...
@@ -278,6 +290,23 @@ class Region:
         """A new descriptor, close-on-exec, which the caller closes."""
     def close(self, *, unname: bool = False, recycle: bool = True) -> None: ...
     def __enter__(self) -> Region: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None: ...
+
+@final
+class GpuRegion:
+    """GPU memory that a process has published, mapped for a device of this one. No buffer: Python cannot read it. The end
+    of the object asks the device nothing, and the memory goes with the next gpu_import or the end of the session."""
+    tensors: tuple[GpuTensor, ...]  # as its publisher listed them
+    pointer: int  # address on the device; a tensor lies at pointer + offset
+    size: int
+    id: RegionId
+    device: int  # ordinal in this process of the device that has the memory; -1: hidden here
+    closed: bool
+    def tensor(self, name: str, /) -> GpuTensor: ...
+    def close(self, *, timeout: float = 5.0) -> None:
+        """Waits for the device and unmaps it. Timeout: the device still works, and the memory goes later."""
+    def __enter__(self) -> GpuRegion: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  traceback: TracebackType | None) -> None: ...
 

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The region that an argument names: by address, by identity or by ticket.
+#pragma once
+
+#include "python/core/values.hpp"
+
+namespace shmb::python {
+
+// The memory that it points to is the argument's, or its own.
+struct Place {
+  const char* address = nullptr;
+  const std::uint8_t* ticket = nullptr;
+  shmb_region_id id{};
+
+  bool read(PyObject* where);  // false: an exception is set
+};
+
+}  // namespace shmb::python
