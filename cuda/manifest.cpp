@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes: "shmT", version, count. Version 1 has tensors alone. Version 2 is of a set: here come the number of chunks
-// and the bytes of each. For each tensor its offset, type, dimensions, whether strides are given, and the
-// name's length, then shape, strides and name. Little-endian, without padding.
+// and the bytes of each. For each tensor its offset, type, dimensions, whether strides are given, and the name's
+// length, then shape, strides and name. Little-endian, without padding.
 #include "cuda/manifest.hpp"
 
 #include <algorithm>
@@ -181,10 +181,10 @@ Result<Manifest> Manifest::decode(std::span<const std::byte> bytes, std::uint64_
     if (!reader.number(many) || many == 0) return malformed();
     std::uint64_t all = 0;
     for (std::uint32_t i = 0; i < many; ++i) {
-      std::uint64_t bytes = 0;
-      if (!reader.number(bytes) || bytes == 0) return malformed();
-      all = plus(all, bytes);
-      chunks.push_back(bytes);
+      std::uint64_t chunk = 0;
+      if (!reader.number(chunk) || chunk == 0) return malformed();
+      all = plus(all, chunk);
+      chunks.push_back(chunk);
     }
     if (all != length) return malformed();
   }
