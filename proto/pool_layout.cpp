@@ -83,7 +83,6 @@ std::optional<View> View::open(std::span<std::byte> directory, std::span<std::by
   View view;
   view.directory_ = directory.data();
   view.control_ = control.data();
-  view.directory_bytes_ = p.directory_end;
   view.control_bytes_ = p.control_end;
   view.shape_ = shape;
   view.participants_ = p.participants;

@@ -269,7 +269,6 @@ class View {
   std::uint32_t lanes() const { return shape_.lanes; }
   std::uint32_t queues() const { return shape_.queues; }
   std::uint32_t segments() const { return shape_.segments; }
-  std::span<std::byte> directory_area() const { return {directory_, directory_bytes_}; }
   std::span<std::byte> control_area() const { return {control_, control_bytes_}; }
 
  private:
@@ -278,7 +277,7 @@ class View {
     return reinterpret_cast<T*>(area + offset)[index];
   }
   std::byte *directory_ = nullptr, *control_ = nullptr;
-  std::uint64_t directory_bytes_ = 0, control_bytes_ = 0;
+  std::uint64_t control_bytes_ = 0;
   Shape shape_;
   std::size_t participants_ = 0, segments_at_ = 0, queues_at_ = 0, lanes_at_ = 0;
   std::size_t wait_at_ = 0, queue_waiters_at_ = 0, slots_at_ = 0, freed_at_ = 0;
