@@ -1,6 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Between the C ABI and the C++ inside: handles, growing structs, errors. Nothing is ever thrown across: what the
 // allocator throws becomes a status here.
+//
+// Each function of the C headers has the same shape:
+// 1. guarded() catches exceptions and turns the Result of the body into a status and a shmb_error. guarded_to_end()
+//    does it for calls that no signal may end, because they could not be made again.
+// 2. The body takes the handle apart (session_of, pool_of), and answers INVALID for a handle that is NULL.
+// 3. read_options() reads a struct of an older or newer caller: it has the size that the caller set. Fields that the
+//    caller does not know are zero. Fields that this library does not know must be zero.
+// 4. One call of the C++ inside does the work.
+// 5. write_struct() fills a struct of the caller by the same rule.
+//
+// A handle is a struct with one member, a shared or unique pointer. The caller owns it until it passes it to the
+// function that ends it. So a handle that is freed twice is a fault of the program, and is not found here.
 #pragma once
 
 #include <algorithm>

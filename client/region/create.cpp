@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // CREATE, in batches. The library looks for room before it asks the broker. It puts memory behind a region before the
 // caller gets it. It zeroes recycled memory unless the caller does not mind.
+//
+// A batch is sent in one packet as far as the broker's batch allows, and each region has its own outcome. Between the
+// grant and the handle each region passes the same steps: check the grant, check the file, map, populate, zero, READY.
+// A region that fails at any of them is given back at once, and the others go on.
 #include <algorithm>
 #include <cstring>
 

@@ -74,6 +74,14 @@ struct RegionFacts {
   }
 };
 
+// Ownership: handles share it. The last one gives the lease back and removes the mapping, unless hold_mapping() keeps
+// it. It shares its session, so the connection lives as long as any region.
+//
+// Threads: any thread may call the functions that take a deadline. The memory itself has no lock: that is the
+// program's. A release while another thread uses the mapping is a fault of the program.
+//
+// A fork: the child has the mapping, and at its first call a lease of its own (Session::take_over). If the broker did
+// not grant it, the handle is orphaned, and each call of it that needs the broker is an error.
 class Region final : public HeldLease, public std::enable_shared_from_this<Region> {
  public:
   using Handle = std::shared_ptr<Region>;

@@ -2,6 +2,16 @@
 // A session: the identity of this process at the broker, and the door for every request. The door notices a forked
 // child and first makes a new session for it. A forked child never uses the parent's connection, not even to shut it
 // down. The tool and the supervisor use this C++ face; other programs use the C ABI on top of it.
+//
+// Ownership: handles share it (std::shared_ptr), so it lives until the last region, pool or queue of it has ended. Its
+// end closes the connection, and the broker then takes back what is left.
+//
+// Threads: any thread may call any function. The mutex of the channel guards the members, and `takeover_` admits one
+// thread to the take-over of a forked child. Both are held while the process forks, so a child finds the members whole.
+//
+// In a forked child the first call connects again (take_over): HELLO with the fork secret, then INHERIT of the leases
+// of all handles that are enrolled. The socket of the parent is closed last. Until then the leases of a parent that has
+// died meanwhile stay.
 #pragma once
 
 #include <sys/types.h>

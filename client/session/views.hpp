@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The broker's tables: LIST, read page by page to the end, and STATUS. The tool prints them; the C ABI's stat is one
 // row of the first.
+//
+// A row is the wire's record with its texts. A newer broker may send longer records: the rest is skipped. An older one
+// sends shorter records, and the missing fields are zero.
 #pragma once
 
 #include <cstdint>

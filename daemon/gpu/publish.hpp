@@ -2,6 +2,9 @@
 // A publication of GPU memory succeeds whole or leaves nothing, like a create. Only the driver knows what the
 // descriptors stand for, and the broker never asks the driver. The broker checks what it can: the descriptors are the
 // driver's, and keeper and share are two open files. The first import proves that they are memory of that size.
+//
+// A large region comes in several packets, because a packet carries at most 253 descriptors. The first one makes the
+// region, and add_gpu_chunks() adds the rest. Until it is whole it cannot be imported.
 #pragma once
 
 #include <cstddef>

@@ -38,6 +38,8 @@ std::string_view slot_name(std::uint16_t resource);
 
 class Charge;
 
+// The use of each resource by one host, user, group or session, with a limit for each. A limit may be set below the
+// use: it then refuses more, and frees nothing. The parent must live longer, and so must the account than its charges.
 class Account {
  public:
   using Report = std::function<void(std::string_view)>;
@@ -79,6 +81,7 @@ class Account {
   shmbw_scope scope_;
 };
 
+// Ownership: a member of the object that it pays for, moved with it and never copied. An empty one pays for nothing.
 class Charge {
  public:
   Charge() = default;

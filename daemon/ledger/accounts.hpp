@@ -35,6 +35,10 @@ struct Uid {
   Watchers reclaims;
 };
 
+// The budget of descriptors is one number, because the kernel has one table for the process: descriptors(). It counts
+// sessions (two each), regions, pools, GPU exports, and all that waits to be closed or sent. A part of the table is
+// kept for administrators. In system mode each user has a share of the rest, which shrinks as more users come. So one
+// user can never take the last descriptors of all others.
 struct Accounts {
   explicit Accounts(Host& host);
   Accounts(const Accounts&) = delete;

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A create succeeds whole or fails with a sentence and leaves nothing (law 5).
+//
+// So its steps have an order: the checks of the words, the group, the charge for the name, then the memory with its
+// charges, and the lease. The memory comes from the shelf or is a new memfd. If the lease is refused, the memory goes
+// back to where it came from. Only the last step cannot fail: the region gets its name, and its previous holder loses
+// it.
 #pragma once
 
 #include <string_view>

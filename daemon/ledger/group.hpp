@@ -2,6 +2,16 @@
 // A group: the unit of lifetime, limits and names; a process tree, a job. It ends when no member or heir is left and,
 // where it is supervised, the supervisor has reported that the tree is gone. Its kept regions outlive it for their
 // keep. A join or a create in that time revives it. Foreign leases and tickets hold their region, never the group.
+//
+// Its states, in this order:
+// - alive: a member, a sponsor, a world, or a supervisor whose tree still runs holds it.
+// - kept: nothing holds it, and named regions or pools still have their keep. A timer ends the keeps one by one. A
+//   session that joins, supervises or sponsors it makes it alive again.
+// - closed: no kept name is left. Its own name is free, and its token admits no session. Regions stay while leases,
+//   tickets or messages hold them.
+// - collected: its last region and pool are gone. The object goes with them, and gives back its charges.
+//
+// settle_group() moves it on, and is called after each change that may have taken away its last holder.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // One session's counted reference to one region. It is booked before the reply that carries its descriptor leaves (law
 // 1). So a client killed at any instruction leaves nothing that is not in the books.
+//
+// A session has at most one lease on a region. A second attach adds to its count and its rights. The map of the session
+// owns it, and the list of the region links it. The end of either side walks its own collection: the session's end
+// drops leases, and a publication takes the right to write from each lease of the region.
 #pragma once
 
 #include <cstdint>

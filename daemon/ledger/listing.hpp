@@ -14,6 +14,8 @@
 
 namespace shmb::daemon {
 
+// Owned by its session, one at a time: another LIST takes its place. `counting`: the request is counted in several
+// turns.
 class ListUnderWay {
  public:
   // Whether the request asks for the page after the last one that was sent.

@@ -2,6 +2,17 @@
 // A region: memory of fixed size behind one memfd that the broker holds, or memory of a GPU (gpu_memory.hpp). Its
 // identity is id + generation + epoch (law 7). The broker makes, sizes and seals the file and never touches a page of
 // it (law 3).
+//
+// Its states (`state`), and what leads to each:
+// - created: CREATE. The creator maps it and puts pages behind it.
+// - ready: a writer has sent READY. Sessions that wait for that are notified.
+// - write_closed: a session that may only read has attached in private mode. Mappings for writing that exist stay, and
+//   no new one can be made (F_SEAL_FUTURE_WRITE).
+// - published: no process can write any more (F_SEAL_WRITE), and no lease has the right.
+// - cached: no holder is left, and it waits on its group's shelf under a new id. It is not live.
+// - freeing: a helper thread closes it, or did not get to it yet. It stays charged until the close has returned.
+//
+// A live region has a holder (held()). release_region() is called after each loss of a holder, and frees or shelves it.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,11 @@
 // for pages that a pipe or an io_uring of the client still refers to (both measured, Linux 6.18). So it is never called
 // on the broker's thread once a client has the descriptor. The request is held back, and only its session waits. It is
 // served again when the seals are on or refused.
+//
+// The steps: await_seals() notes in the session what the request waits for, and starts the job unless another request
+// has. The thread adds the seals and signals the broker. seals_done() enters the result in the books, and every waiting
+// request is served again from its beginning. It then finds its note (awaited_seals), with the descriptor and the
+// charge that it had taken before. A seal that hangs for ever holds one thread, one of the few that its user may hang.
 #pragma once
 
 #include <cstdint>

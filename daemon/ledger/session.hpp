@@ -31,6 +31,9 @@ struct Host;
 struct Worker;
 struct BatchUnderWay;
 
+// silent: accepted, and has not been admitted by a HELLO. greeted: its requests are served. refused: it speaks another
+// version of the protocol, and its next request drops it. ended: it has given back all that does not wait for the end
+// of its process, and stays until the transport forgets it.
 enum class Phase : std::uint8_t { silent, refused, greeted, ended };
 
 struct Ticket;
@@ -39,6 +42,9 @@ struct OfPayer;
 struct OfMembers;
 struct OfSponsor;
 struct OfSupervisors;
+// The registry (Sessions::all) owns it, from the accept until Broker::forget(). Other objects point to it: leases,
+// watches, tickets, groups, pools, its worker. Each of these stands in a list or map of the session, so its end
+// (daemon/serve/session_end.hpp) finds all of them without a search.
 class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervisors> {
  public:
   Session(Host& host, std::uint64_t id, Link& link, Account& uid_account);
@@ -48,9 +54,6 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   void apply_limits(const Host& host);  // those of the configuration
   // Whether the process' end will give back more after the session's end: places in pools, or leases of GPU memory.
   bool awaits_end() const { return !pools.empty() || (phase == Phase::ended && !leases.empty()); }
-  bool holds_nothing() const {
-    return leases.empty() && watches.empty() && pools.empty() && !group && !supervises && !worker;
-  }
 
   std::uint64_t id;
   std::uint64_t line;  // id of the first session in this chain of take-overs; what any of them made belongs to it

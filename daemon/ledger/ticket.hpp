@@ -2,6 +2,11 @@
 // A ticket carries rights to a region across groups and users. It belongs to the broker, so the sender may die after
 // sending. A ticket that is bound to a session ends with it. A ticket holds its region, never the group. Tickets that
 // expired, were used up or never existed get one answer.
+//
+// A ticket counts for the session that made it while that session lives, and then for its user alone. So a process that
+// dies does not take the tickets along that it has sent. It ends by its last use, its time, a revocation, or the end of
+// the session that it is bound to. Its secret is the key of the registry, hashed with a key of the broker's own. So no
+// client can choose secrets that make the table slow.
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,11 @@
 // Subscriptions. No request waits inside the broker (law 8): a client that wants to wait subscribes. The reply says
 // what holds already, so nothing is missed between asking and subscribing. The end of the watched object ends the
 // watch.
+//
+// The session owns its watches. Each one hangs on one list of watchers: that of a region, of a group, of a name, or of
+// reclaims. A watch by a ticket also hangs on the ticket, and ends with it. An event carries a number that rises by one
+// with each event of the session. A client that reads too
+// slowly loses events, and a gap event says how many.
 #pragma once
 
 #include <cstdint>

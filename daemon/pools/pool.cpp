@@ -1,6 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Life of a pool: charged whole, made, sealed and mapped; joined, left, repaired; closed with its group; gone with its
 // last holder. A page of its two areas is touched only when a word in it is needed.
+//
+// The states of a participant (pool::ParticipantState) and what leads to each:
+// - free: no word of the control area names an earlier life of this index.
+// - joining, live: admit(), in one request. The index has a new life.
+// - left, dead: part(). The process has said goodbye, or the kernel reported its end. From then on the Repair of this
+//   life works in portions, by the timer of the pool, until it finds the index clean.
+//
+// Each change of the directory ends with pool_changed(). It moves one word and wakes all participants, so that they
+// read the directory again. The order is always: the tables first, then that word.
 #include "daemon/pools/pool.hpp"
 
 #include <algorithm>

@@ -1,5 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order of an open: check all words, make the lanes that it needs, enter the ends. A failure leaves nothing.
+//
+// When a lane is made depends on the kind of its queue. A spsc queue has one lane, which is made when it has both ends.
+// A mpmc or broadcast queue has a lane for each writer, which is made when that writer opens.
+//
+// The states of a lane, in its stamp:
+// - open: its sender may send.
+// - writer_gone: the sender has closed its end, is through, or is gone. No further message comes. Receivers take the
+// rest.
+// - reader_gone: the receiver of a spsc lane has closed its end or is gone. The sender learns of it by this state.
+// - free: settle_lanes() gives the entry out again. The sender is gone and no process can receive from it any more
+// (D7).
+//
+// A stamp also has a serial that rises with each new lane. So a request that names an earlier lane of the same entry is
+// refused. The memory of a lane is free with its entry, except for a ring (broadcast). The queue keeps that for its
+// next writer, because a slow reader may still look at it.
 #include "daemon/pools/queue.hpp"
 
 #include <algorithm>

@@ -2,6 +2,15 @@
 // The one table of remote references. A reference lives while it has a fork: a user's hold. It is booked for the
 // receiver before the message that carries it leaves. So the death of a user drops what it held and nothing else. A
 // message that outlives its sender carries a valid fork, and no order of messages between workers matters.
+//
+// The states of a reference: registered (its value was asked for), taken, ready, failed, owner_gone. The first outcome
+// that is booked stands for all workers. Only the end of the owner changes it again: the value belongs to one life of a
+// worker, and the next life of that rank does not have it.
+//
+// A fork is in flight until its user takes it. Either end may drop it: the user by a release, or by its death. The last
+// fork ends the reference, and the owner is notified. So the owner keeps no count of its own.
+//
+// A key is the rank of its maker and a counter that no later life of that rank repeats.
 #pragma once
 
 #include <cstdint>

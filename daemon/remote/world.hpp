@@ -7,6 +7,15 @@
 // In a complete world another process of the same rank and name may replace a dead worker. That is a new life with its
 // own references: what the dead worker owned stays lost, and its successor may not change what it made. A world can
 // become impossible to complete, because a worker died or two have one name. It then ends at once for all its workers.
+//
+// Its states, in this order:
+// - meeting: workers join. None of them may use references yet (working_in).
+// - complete: every rank is present, or was replaced. References may be made.
+// - ending: a worker has left in order. The places of dead workers stay empty from now on.
+// - gone: no worker is left, its group has ended, or it failed while it was meeting. A failure stays known to the ranks
+//   that it concerned (daemon/remote/failed_worlds.hpp), because they may ask later.
+//
+// The broker passes no message of a world. It gives out ranks and lives, and says who comes, leaves and dies.
 #pragma once
 
 #include <cstdint>

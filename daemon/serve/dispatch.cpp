@@ -1,6 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a packet to its handler. A packet that breaks the frame drops its peer. Any other fault is an error reply, and
 // the session goes on.
+//
+// The checks come in this order, from those that need the least knowledge of the request:
+// 1. The number of descriptors is the one that the table asks for. Without this rule a client could fill the broker's
+//    descriptor table.
+// 2. The session is greeted, or this is its HELLO.
+// 3. The header: no unknown flag, and no_reply only where the table allows it.
+// 4. The number of the request is known.
+// 5. The broker has memory. Without memory it serves only requests that give something back.
+//
+// Handlers, numbers of descriptors and no_reply come from the table of messages (proto/messages.toml). A new message
+// has its handler here by its name: serve_NAME.
 #include <algorithm>
 #include <array>
 #include <cstring>

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The requests of GPU memory. The rules for regions hold for GPU regions too; here are the differences.
+//
+// Descriptors come and go in the order of the chunks. An answer carries as many shares as a packet has places, and
+// GPU_MORE fetches the rest. A report of one importer (GPU_REPORT) says nothing about the region, because the trouble
+// may be the importer's own. Only device_lost changes the state of others, and only of regions of the reporter's user.
 #include <algorithm>
 
 #include "base/result.hpp"

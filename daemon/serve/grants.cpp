@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // PUBLISH, TICKET_CREATE, TICKET_REVOKE, TICKETS_RELEASE, INHERIT: what a lease can be turned into.
+//
+// A publication has an order, because its seals cannot be taken back: first everything that may refuse it, and the
+// reader's descriptor; then the seals, on another thread; then the promised name, the rights of all leases, and the
+// events. So a publication that is refused leaves the region as it was.
 #include <algorithm>
 #include <utility>
 

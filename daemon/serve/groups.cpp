@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // GROUP_CREATE, GROUP_JOIN, GROUP_LEAVE, GROUP_END, GROUP_LIMIT and WATCH.
+//
+// A group is addressed by its token, by its number, or by owner and name. The token is the authority: a session that
+// shows it may join whichever user it is of. A name is none: only sessions that may address the group find it
+// (may_address). Absent and forbidden get the same answer, so no client learns which names other users have.
 #include "base/result.hpp"
 #include "base/text.hpp"
 #include "daemon/ledger/create.hpp"

@@ -2,6 +2,11 @@
 // The filter of a LIST, and one page of its reply, written straight into the one reply buffer. Pages follow keys that
 // are never reused, so changes between two pages lose and repeat no row. A table in the order of its keys is entered
 // where the last page ended. Totals are counted once for all pages: 100,000 regions are 300 pages.
+//
+// One turn looks at 512 rows at most, so that a long table delays no other session (law 8). A turn that only counts
+// yields, and the request is served again from the row that it had come to. A turn that has rows sends a short page.
+// The state between two turns or pages is the session's ListUnderWay. It is used only if the next request is the same
+// LIST.
 #pragma once
 
 #include <algorithm>

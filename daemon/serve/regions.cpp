@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // CREATE, ATTACH, RELEASE, READY: batches in which each element has its own outcome.
+//
+// An ATTACH in private mode may close writing to a region for ever, and that needs a seal (law 6). So all elements are
+// looked at twice. The first look (waits_for_seals) changes no books. It begins the seals that are needed, and holds
+// the request back. The second one, after the seals, books the leases. Between the two looks a writer may have come or
+// gone: the second look checks all rights again, and refuses what does not hold any more.
 #include <algorithm>
 #include <bit>
 #include <utility>

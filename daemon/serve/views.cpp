@@ -1,6 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // LIST and STATUS. A session sees what belongs to its uid or its group, and what it holds itself. The admin socket sees
 // all. Pages: see page.hpp.
+//
+// Each list_ function walks one table in the order of the page's key, and asks the page in this order:
+// - rows(): the part of the table that must be looked at.
+// - done(): whether the page is full or the turn is over.
+// - takes() and sees(): whether the row passes the filter, and whether the session may see it.
+// - count(): adds the row to the totals, on the first page only.
+// - wants() and room(): whether the row belongs to this page, and fits.
+// - add(): writes it.
+// A table that has another order collects its rows first, sorts those of this page (sort_page), and writes them then.
 #include "daemon/ledger/views.hpp"
 
 #include <algorithm>

@@ -34,6 +34,12 @@ struct HalfOpen;
 // sender: then it happens elsewhere.
 void close_socket(BrokerEvents& books, std::uint32_t uid, Fd socket);
 
+// The way of a request: it arrives, may be kept (`held_`) until the reply before it was read, is served, and is
+// answered. While it is served the ledger may also call hold(): the request waits for seals and is served again after
+// serve_again(). Or it calls yield(): a part of the work is done, and the rest comes in the session's next turn. In all
+// of these states no further packet is read, so a client has one request in the broker and the others in its socket.
+//
+// Ownership: the transport owns it. end() stops all calls, and the transport destroys it after the turn.
 class Connection final : public Link, private Port, public Hook<Connection, HalfOpen> {
  public:
   Connection(Transport& transport, Fd socket, Identity identity);

@@ -71,6 +71,8 @@ struct ControlPlace {
 // nullopt: the text is empty or malformed, or the descriptor is not that socket (any more).
 std::optional<ControlPlace> find_control(const char* text);
 
+// Ownership: it owns the socket. Threads: one, the supervisor's. States: open; hung up (the peer reads nothing more,
+// and what it has sent can still be taken); broken (it sent something impossible, and nothing of it is taken any more).
 class Link {
  public:
   Link() = default;

@@ -16,6 +16,14 @@
 
 namespace shmb::spawn {
 
+// Ownership: the handle of the caller owns the guard's process and the socket to it. Its end ends the ranks, so a
+// program that loses the handle leaves no process behind.
+//
+// Threads: any thread may call any function. `mutex_` orders the reads of the socket. A thread that waits holds it for
+// a moment only, so end() from another thread gets through.
+//
+// States: running, until the verdict has come or the guard and the supervisor are gone; then over, with a verdict that
+// never changes. If both were killed, the verdict says so (supervisor_lost).
 class Processes {
  public:
   // Returns when all ranks run, or when they cannot run; then nothing is left.

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rank's side: its facts, what it runs, the report of its outcome, and its requests to the others. There is one
 // state per process, never destroyed. A forked child of a rank is no rank.
+//
+// Threads: any thread of the rank may ask. One of those that wait reads the channel and hands the others their replies,
+// as in client/session/channel.hpp. The library starts no thread for it.
+//
+// The outcome is reported once: the result (finish_rank), or the exception (raise_in_rank). A rank that ends without a
+// report has failed as "unfinished", also with exit status 0. So a function that calls exit(0) too early is noticed.
 #pragma once
 
 #include <cstdint>

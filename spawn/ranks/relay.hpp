@@ -34,6 +34,8 @@ class Output {
   Fd own_;
 };
 
+// A line is printed when it is complete, so lines of two ranks never mix. ready() is false while more than 1 MiB waits
+// for the reader. Then the pipes of the ranks are not read either, and the ranks wait for room in them.
 class Relay {
  public:
   bool ready() const { return out_.text.size() < kMostWaiting && err_.text.size() < kMostWaiting; }

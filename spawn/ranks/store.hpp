@@ -2,6 +2,15 @@
 // The requests of ranks to each other through their supervisor: barrier, broadcast, all-gather, and a store of small
 // values. The supervisor sees every death at once, so no rank waits for a dead one. A request that needs a dead rank
 // gets peer_gone with that rank's number. Everything is bounded.
+//
+// A call of all ranks (barrier, broadcast, all-gather) is a round. The n-th calls of all ranks under one name belong
+// together, so a rank may be ahead of the others by many rounds. A round ends when all ranks have called; then
+// every caller gets its reply at once. A rank that has called and died counts with its value. If a rank is gone that
+// has not called, the callers get peer_gone.
+//
+// A wait for a key ends when a rank sets it. No process knows which rank would. So a death ends all these waits with
+// peer_gone, and so does the end of all other ranks. The store itself has no deadline: the rank counts its own time,
+// and sends a cancellation when it gives up.
 #pragma once
 
 #include <cstdint>

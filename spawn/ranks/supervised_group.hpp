@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group whose end a supervisor reports: the requests of guard and supervisor to the broker. Each has a session of its
 // own in the supervisor's role, which is no membership. So if one dies, the other still reports.
+//
+// The order of its life: create() connects while the caller is no subreaper yet, because a broker that is started by it
+// would become its child. The supervisor forks and takes a session of its own (enter_supervisor). tree_gone() is the
+// last report: from then on the supervisors do not hold the group any more.
 #pragma once
 
 #include <cstdint>

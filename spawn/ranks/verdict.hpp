@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The outcome of a set of ranks. It is computed once, by the supervisor (or by the guard when that one was killed), and
 // only passed on afterwards. The first failure is the cause. A failure that only echoes another never comes before it.
+//
+// A rank often fails because another one has gone: its call reports peer_gone, and the function does not catch it. Such
+// a rank had a report of an end just before its own (`heard`). If another failure can be the reason, that one comes
+// first. Ranks that the supervisor has ended itself come last, because they are no cause of anything.
 #pragma once
 
 #include <sys/types.h>

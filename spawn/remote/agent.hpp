@@ -14,6 +14,9 @@
 // some, only they serve. A noun that has to wait asks for a step (stepper.hpp). A noun that has changed something wakes
 // the others through the monitor. Work that may not be done under the lock is left to a callback (callbacks.hpp).
 //
+// Its states are those of life.hpp: open, ending, leaving, closed. A world may be lost in any of them, and a fork may
+// make this process another one than the worker. So each noun looks again after everything that ran without the lock.
+//
 // Guarantees: the outcome of a call is decided once, by answer, deadline or the end of a worker, whichever is seen
 // first. The outcome of a reference is decided by the broker's table, for all workers. A worker's death is seen behind
 // everything that it has sent, and before anything that its successor sends. Calls, messages and references belong to

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI of remote, over the worker of agent.hpp. Users free their handles, also after the end of the world.
+//
+// A handle shares the agent, so an agent lives as long as any of its futures, references or requests. Its thread ends
+// earlier, with the shutdown. A call with such a handle after the shutdown is an error (CLOSED), never a wait.
 #include "spawn/remote/c_api_remote.hpp"
 
 #include "client/c_api/c_api.hpp"
