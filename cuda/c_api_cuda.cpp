@@ -184,7 +184,8 @@ void* shmb_torch_alloc(ptrdiff_t bytes, int device, void* stream) noexcept {
     pointer = reinterpret_cast<void*>(static_cast<std::uintptr_t>(made));
     return {};
   };
-  // What was freed before is asked for at the end, but a question would spoil a capture.
+  // At the end the driver is asked whether parked memory can be freed now. While a stream is captured such a question
+  // would spoil the capture.
   const Driver* const driver = Driver::loaded();
   int captured = 0;
   if (driver != nullptr && stream != nullptr)

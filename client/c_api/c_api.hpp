@@ -31,7 +31,7 @@
 #include "client/session/session.hpp"
 
 namespace shmb::client::c_api {
-// What a layer above does before a session of a program's is closed; null: nothing.
+// A layer above sets this: its work before a session of a program is closed. Null: there is none.
 inline std::atomic<void (*)(Session&) noexcept> at_disconnect = nullptr;
 }  // namespace shmb::client::c_api
 

@@ -55,7 +55,7 @@ struct Held {
 
 inline constexpr std::uint64_t kWithoutTag = (std::uint64_t{1} << 56) - 1;
 
-// What the senders of all kinds have: the books of the messages in flight, which say what each of them holds.
+// The common part of the senders of all kinds: the books of the messages in flight, and what each of them holds.
 class LaneSender {
  public:
   using LetGoRegions = std::function<void(Held&&)>;  // gets messages with regions, after their slots were dropped
@@ -133,7 +133,7 @@ class LaneSender {
   LetGoRegions let_go_regions_;
 };
 
-// What the receivers of all kinds have: where they read, and how a cell's contents are copied and checked.
+// The common part of the receivers of all kinds: where they read, and how a cell is copied and checked.
 class LaneReceiver {
  public:
   // drained: the sender is gone, and everything was seen. refused: a malformed message was dropped, and reading
@@ -204,7 +204,7 @@ class LaneReceiver {
   std::uint64_t position_ = 0;  // of the last message of look()
 };
 
-// What a kind of lane is to the queues above. SpscLane, MpmcLane and BroadcastLane name their two ends, and how several
+// A kind of lane, as the queues above see it. SpscLane, MpmcLane and BroadcastLane name their two ends, and how several
 // lanes of one reader are read.
 template <class L>
 concept Lane = std::derived_from<typename L::Sender, LaneSender> &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an spsc lane does when it is full, or empty. See spsc.hpp.
+// The slow ways of an spsc lane, when it is full or empty. See spsc.hpp.
 #include "client/lane/spsc.hpp"
 
 namespace shmb::client {

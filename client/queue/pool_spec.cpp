@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is wrong with a pool's settings.
+// The checks of a pool's settings, and the sentences for those that cannot be.
 #include "client/queue/pool_spec.hpp"
 
 #include <algorithm>

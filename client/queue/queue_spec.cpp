@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is wrong with a queue's settings, and how they differ from those of the existing queue.
+// The checks of a queue's settings, and how they differ from those of the existing queue.
 #include "client/queue/queue_spec.hpp"
 
 #include <algorithm>

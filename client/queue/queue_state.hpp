@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two ends of one handle know in common about their queue: its place in the pool's directory, its settings,
-// and what the last look at the directory has shown.
+// The common knowledge of the two ends of one handle about their queue: its place in the pool's directory, its
+// settings, and what the last look at the directory has shown.
 //
 // The directory, which only the broker writes, says which queues, participants and lanes there are. When its change
 // word moves, both ends look again (look_around). An end that only sends must look as a reader too: a lane of a writer

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a receiver does by the kind of its lanes. The compiler knows the lane here, so the short ways have its code
-// inline.
+// The part of a receiver that depends on the kind of its lanes. The compiler knows the lane here, so the short ways
+// have its code inline.
 #pragma once
 
 #include "client/lane/broadcast.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a sender does by the kind of its lane. The compiler knows the lane here, so the short ways have its code inline.
+// The part of a sender that depends on the kind of its lane. The compiler knows the lane here, so the short ways have
+// its code inline.
 #pragma once
 
 #include "client/lane/broadcast.hpp"

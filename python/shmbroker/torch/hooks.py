@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where `install` enters torch. What has to be there for it is in wanted.py.
+"""Where `install` enters torch. The names that it needs there are in wanted.py.
 
 One place serves each purpose in torch 1.13 and 2.x: the reducers of UntypedStorage and of tensors for what is pickled,
 `_new_shared` for what a DataLoader's worker collates, `share_memory_` and `is_shared` of storages, and the names that

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What needs a writable tree of cgroups of version 2, or pages that a whole host reserves."""
+"""Cases that need a writable tree of cgroups of version 2, or pages that a whole host reserves."""
 import os
 import signal
 import subprocess
