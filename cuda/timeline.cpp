@@ -60,7 +60,7 @@ struct Timeline::OnDevices {
   ContextHold& hold(const Driver& driver, Device device) {
     return holds.try_emplace(device, driver, device).first->second;
   }
-  // What was enqueued cannot be taken back. If it fails, the end of the stream's work can never be known.
+  // Work that was enqueued cannot be taken back. If it fails, the end of the stream's work can never be known.
   void used(const Driver& driver, const StreamKey& key, Stream stream) noexcept {
     constexpr std::size_t kMany = 64;
     try {
