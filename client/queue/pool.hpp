@@ -81,8 +81,9 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   Result<Slot> acquire(std::uint64_t length, std::int64_t wait, std::int64_t timeout = 0);
   Result<void> retain(const Slot& slot);
   Result<void> release(const Slot& slot);
-  // The short ways: nothing has to be waited for or made.
-  Now acquire_now(std::uint64_t length, Slot& slot) {
+  // The short ways: nothing has to be waited for or made. GCC does not inline the first one by itself, which costs a
+  // caller 25 instructions of 190.
+  [[gnu::always_inline]] Now acquire_now(std::uint64_t length, Slot& slot) {
     if (is_fresh_child() || read_only_ || broken()) return Now::ask;
     const std::lock_guard lock(me_->lock());
     const Segments::Class* const wanted = segments_.class_for(length);
