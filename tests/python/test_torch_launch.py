@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 import shmbroker
+from torch_world import run_file
 
 pytestmark = pytest.mark.usefixtures("broker")
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "examples", "torch")
@@ -20,10 +21,9 @@ def start(program, *arguments, **environment):
 
 
 def run(program, *arguments, status=0):
-    process = start(program, *arguments)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == status, err
-    return out + err
+    done = run_file(os.path.join(FOLDER, program), *arguments)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
 
 
 def free_port():

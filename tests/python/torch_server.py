@@ -2,7 +2,7 @@
 """A Python that has imported torch, and runs each program that it is told of in a fork of itself. That takes a second less
 than a new Python. Nothing of shmbroker is imported here, so each program begins as any other does.
 
-A line of standard input is one program: its path, directory, environment, and the files for what it prints. The answers
+A line of standard input is one program: its path, arguments, directory, environment, and the files for what it prints. The answers
 are its pid, and its exit status once it has ended.
 """
 import json
@@ -38,7 +38,7 @@ def become(told):
         os.dup2(opened, number)
         os.close(opened)
     path = told["path"]
-    sys.argv[:] = [path]
+    sys.argv[:] = [path, *told["arguments"]]
     sys.path[0] = os.path.dirname(path)
     main = types.ModuleType("__main__")
     main.__file__ = path

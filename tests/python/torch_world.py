@@ -78,19 +78,20 @@ class Server:
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_server.py")
         self._process = subprocess.Popen([sys.executable, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
-    def run(self, path, environment, timeout):
-        told = {"path": path, "directory": os.getcwd(), "environment": environment, "out": path + ".out",
-                "err": path + ".err"}
-        self._process.stdin.write(json.dumps(told).encode() + b"\n")
-        pid = int(self._process.stdout.readline())
-        late = not select.select([self._process.stdout], [], [], timeout)[0]
+    def run(self, path, arguments, environment, timeout):
+        with tempfile.TemporaryDirectory() as folder:
+            told = {"path": path, "arguments": arguments, "directory": os.getcwd(), "environment": environment,
+                    "out": os.path.join(folder, "out"), "err": os.path.join(folder, "err")}
+            self._process.stdin.write(json.dumps(told).encode() + b"\n")
+            pid = int(self._process.stdout.readline())
+            late = not select.select([self._process.stdout], [], [], timeout)[0]
+            if late:
+                os.kill(pid, signal.SIGKILL)
+            status = int(self._process.stdout.readline())
+            with open(told["out"], encoding="utf-8") as out, open(told["err"], encoding="utf-8") as err:
+                done = subprocess.CompletedProcess([path, *arguments], status, out.read(), err.read())
         if late:
-            os.kill(pid, signal.SIGKILL)
-        status = int(self._process.stdout.readline())
-        with open(told["out"], encoding="utf-8") as out, open(told["err"], encoding="utf-8") as err:
-            done = subprocess.CompletedProcess(path, status, out.read(), err.read())
-        if late:
-            raise subprocess.TimeoutExpired(path, timeout, done.stdout, done.stderr)
+            raise subprocess.TimeoutExpired(done.args, timeout, done.stdout, done.stderr)
         return done
 
     def end(self):
@@ -102,9 +103,17 @@ class Server:
 _server = None
 
 
-def program(text, *, before=(), timeout=120, **environment):
-    """Runs a script of its own, from a file, as users do. `before`: a command that runs it, in a new Python."""
+def run_file(path, *arguments, timeout=240, **environment):
+    """Runs a program of a file, as users do."""
     global _server
+    if _server is None:
+        _server = Server()
+        atexit.register(_server.end)
+    return _server.run(path, [str(one) for one in arguments], dict(os.environ | environment), timeout)
+
+
+def program(text, *, before=(), timeout=120, **environment):
+    """Runs a script of its own, from a file. `before`: a command that runs it, in a new Python."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "train.py")
         with open(path, "w", encoding="utf-8") as file:
@@ -112,7 +121,4 @@ def program(text, *, before=(), timeout=120, **environment):
         if before:
             return subprocess.run([*before, sys.executable, path], capture_output=True, text=True, timeout=timeout,
                                   env=os.environ | environment)
-        if _server is None:
-            _server = Server()
-            atexit.register(_server.end)
-        return _server.run(path, dict(os.environ | environment), timeout)
+        return run_file(path, timeout=timeout, **environment)
