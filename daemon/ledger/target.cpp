@@ -15,9 +15,13 @@
 namespace shmb::daemon {
 
 Result<Target> target_by_id(Regions& regions, Session& session, const shmbw_region_ref& ref) {
-  Region* region = regions.find(ref.id);
-  std::uint32_t may = region ? authority(session, *region) : 0;
-  if (may == 0) return std::unexpected(no_such_region(ref.id));
+  // One search and one look, also where there is no such region: then at its neighbour. So the time of the answer does
+  // not tell another user's region from none.
+  const auto near = regions.all.lower_bound(ref.id);
+  const bool live = near != regions.all.end() && near->second.live();
+  const std::uint32_t may = live ? authority(session, near->second) : 0;
+  if (may == 0 || near->first != ref.id) return std::unexpected(no_such_region(ref.id));
+  Region* const region = &near->second;
   if (ref.generation != 0 && ref.generation != region->generation)
     return std::unexpected(stale_region(ref.id, ref.generation, region->generation));
   return Target{region, may, nullptr};

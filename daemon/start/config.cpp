@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The configuration file. Every key is in one of the tables below. So an unknown key is refused with its line, and the
-// documentation, the parser and --check cannot differ. Only this file uses toml++.
-#define TOML_EXCEPTIONS 0
-#define TOML_HEADER_ONLY 1
-#define TOML_ENABLE_FORMATTERS 0
+// documentation, the parser and --check cannot differ. Only this file uses toml++ (toml.hpp).
 #include "daemon/start/config.hpp"
 
-#include <toml++/toml.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +12,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "daemon/start/toml.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {
@@ -377,13 +374,9 @@ std::optional<int> parse_log_level(std::string_view text) {
 }
 
 Result<Config> parse_config(const std::string& text, const std::string& path, Config defaults) {
-  auto parsed = toml::parse(text, path);
-  if (!parsed) {
-    auto& failure = parsed.error();
-    return wrong(path + ":" + std::to_string(failure.source().begin.line) + ": " + std::string(failure.description()));
-  }
+  SHMB_TRY(table, parse_toml(text, path));
   Config config = std::move(defaults);
-  SHMB_TRY_VOID(Reader(path, config).top(parsed.table()));
+  SHMB_TRY_VOID(Reader(path, config).top(table));
   complete_limits(config.limits);
   return config;
 }

@@ -40,6 +40,18 @@ TEST_CASE("an empty file means the defaults, with half of the host's memory") {
   CHECK(config.idle_exit == 30'000'000'000);
 }
 
+TEST_CASE("a text that the parser of TOML asserts over is refused like any other, and ends no broker") {
+  for (const char* text : {"[ = 3", "[limits]\nuid_regions = 3\n[ = 3\n", "[limits.uid.1000]\nbytes = \"\"G4\n[ = 1"})
+    refused(text, "c.toml");
+}
+
+TEST_CASE("letters beyond ASCII are for comments") {
+  refused("engine = \"epoll\"\n[limits.uid.100\xd0\xaa]\n", "c.toml:2: only comments");
+  CHECK(good("# gr\xc3\xb6\xc3\x9f"
+             "er\nengine = \"epoll\" # \xd0\xaa\n")
+            .engine == EngineChoice::epoll);
+}
+
 TEST_CASE("every key of the top level is read") {
   Config config = good(R"(
 engine = "epoll"

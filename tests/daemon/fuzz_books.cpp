@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// libFuzzer: sessions of two users that send requests to a broker in this process. The bytes choose who sends which
+// request, and fill its fields. So that more than refusals is reached, the lengths of texts are made true, and small
+// numbers stand for ids and secrets that the broker has given before. At the end all sessions end, time passes, and the
+// books must be empty (tests/daemon/books/books_fixture.cpp, World). Every answer must be well formed.
+//
+// FUZZ_GPU: the requests are those about GPU memory, and those that make what they name.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <fcntl.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "base/sys_file.hpp"
+#include "base/sys_memory.hpp"
+#include "base/sys_socket.hpp"
+#include "proto/wire_fields.hpp"
+#include "proto/wire_traits.hpp"
+#include "tests/daemon/books/gpu_client.hpp"
+
+namespace {
+
+using namespace shmb;
+using namespace shmb::daemon::test;
+
+constexpr std::size_t kClients = 6, kMostRequests = 64;
+
+// The bytes of one input, and zeros behind them.
+class Bytes {
+ public:
+  explicit Bytes(std::span<const std::uint8_t> left) : left_(left) {}
+  bool done() const { return left_.empty(); }
+  std::uint8_t byte() {
+    if (left_.empty()) return 0;
+    const std::uint8_t first = left_.front();
+    left_ = left_.subspan(1);
+    return first;
+  }
+  void fill(void* to, std::size_t size) {
+    const std::size_t some = std::min(size, left_.size());
+    std::memcpy(to, left_.data(), some);
+    left_ = left_.subspan(some);
+  }
+
+ private:
+  std::span<const std::uint8_t> left_;
+};
+
+// Words of 8 bytes that the broker has sent: ids, and halves of secrets.
+struct Seen {
+  std::vector<std::array<std::uint8_t, 16>> words;
+  void note(wire::Bytes packet) {
+    for (std::size_t at = sizeof(shmbw_header); at + 16 <= packet.size() && at < 256; at += 8) {
+      std::array<std::uint8_t, 16> word;
+      std::memcpy(word.data(), packet.data() + at, sizeof word);
+      words.push_back(word);
+      if (words.size() > 128) words.erase(words.begin());
+    }
+  }
+  template <class Field>
+  void put(std::uint8_t which, Field& field) const {
+    if (!words.empty())
+      std::memcpy(&field, words[which % words.size()].data(), std::min(sizeof field, std::size_t{16}));
+  }
+};
+
+template <class T>
+T filled(Bytes& from, const Seen& seen, std::string& texts) {
+  T value{};
+  const auto fill = [&](auto&& self, auto& into) -> void {
+    wire::visit_fields(into, [&](const char* name, auto& field) {
+      using Field = std::remove_reference_t<decltype(field)>;
+      const std::string_view called(name);
+      if constexpr (std::is_class_v<Field>) {
+        self(self, field);
+      } else if (called.ends_with("_len")) {
+        const std::size_t length = from.byte() % 6;
+        for (std::size_t i = 0; i < length; ++i) texts += "ab#1.-"[from.byte() % 6];
+        if constexpr (std::is_integral_v<Field>) field = static_cast<Field>(length);
+      } else if (!called.starts_with("reserved")) {
+        const std::uint8_t how = from.byte();
+        if (how < 64) return;  // zero
+        if (sizeof(Field) >= 8 && how < 160) return seen.put(from.byte(), field);
+        if (how < 224) {
+          const std::uint8_t low = from.byte();
+          std::memcpy(&field, &low, 1);  // a small number, a few flags
+          return;
+        }
+        from.fill(&field, sizeof field);
+      }
+    });
+  };
+  fill(fill, value);
+  return value;
+}
+
+class Crowd {
+ public:
+  explicit Crowd(World& world) : world_(world) {}
+
+  void act(Bytes& from) {
+    const std::uint8_t who = from.byte() % kClients;
+    if (clients_.size() <= who) return clients_.push_back(world_.client(1000 + clients_.size() % 2));
+    Client& client = clients_[who];
+    const std::uint8_t what = from.byte();
+    if (what >= 250 || !client.link().dropped.empty()) {
+      client.close();
+      client = world_.client(1000 + who % 2);
+      return;
+    }
+    if (what >= 245) return world_.advance(std::int64_t{from.byte()} * 100'000'000);
+    ask(client, request_of(what), from);
+  }
+
+  void end() {
+    for (Client& client : clients_) client.wait_while_held();
+    clients_.clear();
+  }
+
+ private:
+  static std::uint16_t request_of(std::uint8_t what) {
+#ifdef FUZZ_GPU
+    constexpr std::uint16_t kFirst = SHMBW_OP_GPU_DEVICE, kLast = SHMBW_OP_GPU_PINNED;
+    if (what >= 32) return static_cast<std::uint16_t>(kFirst + what % (kLast - kFirst + 1));
+#endif
+    return static_cast<std::uint16_t>(2 + what % 63);
+  }
+
+  void ask(Client& client, std::uint16_t op, Bytes& from) {
+    switch (op) {
+#define SHMB_ASK(number, name, batch) \
+  case number:                        \
+    return send<shmbw_##name, batch>(client, number, from);
+      SHMBW_REQUESTS(SHMB_ASK)
+#undef SHMB_ASK
+      default:
+        return;
+    }
+  }
+
+  template <class T, bool batch>
+  void send(Client& client, std::uint16_t op, Bytes& from) {
+    std::vector<std::byte> buffer(SHMBW_MAX_MESSAGE);
+    wire::Writer out(buffer);
+    std::string texts;
+    const std::uint16_t flags = from.byte() >= 240 ? from.byte() & 7 : 0;
+    if constexpr (batch) {
+      const std::size_t count = 1 + from.byte() % 3;
+      out.begin_batch<T>(op, ++tag_, count, flags);
+      for (std::size_t i = 0; i < count; ++i) out.element(i, filled<T>(from, seen_, texts));
+    } else {
+      out.begin(op, ++tag_, Status::ok, filled<T>(from, seen_, texts), flags);
+    }
+    out.text(texts);
+    if (wire::traits_of(op).fds_in)
+      for (std::size_t left = from.byte() % 5; left > 0; --left) client.link().bring(descriptor(from.byte()));
+    client.send_only(out.finish(client.link().brought.size()));
+    for (const Packet& reply : client.link().replies) {
+      (void)reply.view();  // well formed
+      seen_.note(reply.bytes);
+    }
+    client.link().replies.clear();
+    client.link().events.clear();
+  }
+
+  static Fd descriptor(std::uint8_t which) {
+    switch (which % 4) {
+      case 0:
+        return sys::open("/dev/null", O_RDWR).value();
+      case 1:
+        return sys::memfd_create("fuzz", false).value();
+      case 2: {
+        Fd sealed = sys::memfd_create("fuzz", false).value();
+        (void)sys::truncate(sealed.get(), 4096);
+        (void)sys::add_seals(sealed.get(), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
+        return sealed;
+      }
+      default:
+        return std::move(sys::seqpacket_pair().value()[0]);
+    }
+  }
+
+  World& world_;
+  std::vector<Client> clients_;
+  Seen seen_;
+  std::uint64_t tag_ = 0;
+};
+
+doctest::Context asserts;
+
+}  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  asserts.setAsDefaultForAssertsOutOfTestCases();
+  asserts.setAssertHandler([](const doctest::AssertData& failed) {
+    if (!failed.m_failed) return;
+    std::fprintf(stderr, "%s:%d: %s\n", failed.m_file, failed.m_line, failed.m_expr);
+    std::abort();
+  });
+  static const FakeGpus gpus;
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  Bytes from({data, size});
+  shmb::daemon::Config config = system_config();
+  config.limits.uid_regions = 64;
+  World world(config);
+  Crowd crowd(world);
+  for (std::size_t requests = 0; requests < kMostRequests && !from.done(); ++requests) crowd.act(from);
+  crowd.end();
+  return 0;
+}
