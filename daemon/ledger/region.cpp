@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Birth of a memfd. Its mode is set before the first descriptor leaves. A memfd is born 0777, and a holder of an
-// O_RDONLY descriptor could reopen it for writing through /proc (measured, Linux 6.18).
+// Birth of a region's memfd. Mode 0600 is set before the first descriptor leaves. A memfd is born 0777, and a holder of
+// an O_RDONLY descriptor could reopen it for writing through /proc (measured, Linux 6.18).
 #include "daemon/ledger/region.hpp"
 
 #include <fcntl.h>
@@ -46,7 +46,7 @@ Result<Fd> make_memory(const Birth& birth) {
                                           "): create the region without hugetlb");
   if (!fd) return failed("memfd_create", fd.error());
   if (auto sized = sys::truncate(fd->get(), birth.bytes); !sized) return failed("ftruncate", sized.error());
-  if (auto mode = sys::set_mode(fd->get(), birth.mode); !mode) return failed("fchmod", mode.error());
+  if (auto mode = sys::set_mode(fd->get(), 0600); !mode) return failed("fchmod", mode.error());
   int seals = F_SEAL_GROW | F_SEAL_SHRINK | (birth.seal_sealed ? F_SEAL_SEAL : 0);
   if (auto sealed = sys::add_seals(fd->get(), seals); !sealed) return failed("F_ADD_SEALS", sealed.error());
   return std::move(*fd);

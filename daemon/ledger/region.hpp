@@ -98,7 +98,6 @@ struct Birth {
   std::uint64_t bytes = 0;
   bool no_exec = false;
   bool seal_sealed = false;
-  unsigned mode = 0600;
   bool hugetlb = false;
 };
 // Does the whole birth of a memfd, or returns the error of the first call that failed.

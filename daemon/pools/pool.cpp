@@ -12,11 +12,15 @@
 // read the directory again. The order is always: the tables first, then that word.
 #include "daemon/pools/pool.hpp"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <climits>
 
+#include "base/compat.hpp"
 #include "base/rescue.hpp"
 #include "base/sys_futex.hpp"
+#include "base/sys_memory.hpp"
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "daemon/ledger/accounts.hpp"
@@ -49,14 +53,15 @@ struct Area {
   Mapping map;
 };
 
-// The directory's mode keeps all but the broker from writing it. F_SEAL_FUTURE_WRITE would do so too, but nobody could
-// map it for writing any more, so no later broker could go on with the pool.
-constexpr unsigned kDirectoryMode = 0400, kControlMode = 0600;
-
-Result<Area> make_area(const char* label, std::uint64_t bytes, bool no_exec, unsigned mode) {
-  SHMB_TRY(fd, make_memory({label, bytes, no_exec, true, mode}));
+// F_SEAL_FUTURE_WRITE leaves the existing mapping writable. So the broker alone writes the directory, and may believe
+// it. Mode 0400 alone would not do: root in a container without a user namespace has CAP_DAC_OVERRIDE, opens
+// /proc/self/fd/N for writing, and could send the broker's own stores anywhere.
+Result<Area> make_area(const char* label, std::uint64_t bytes, bool no_exec, int seals) {
+  SHMB_TRY(fd, make_memory({label, bytes, no_exec, false}));
   auto map = Mapping::map(fd.get(), 0, bytes, Access::read_write);
   if (!map) return system_failure(map.error(), "mapping the control memory of a pool");
+  if (auto sealed = sys::add_seals(fd.get(), seals); !sealed)
+    return system_failure(sealed.error(), "sealing the control memory of a pool");
   return Area{std::move(fd), std::move(*map)};
 }
 
@@ -319,9 +324,10 @@ Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create
   const std::uint64_t id = ++pools.regions.last_id, control_id = ++pools.regions.last_id;
   names::MemfdName label;
   names::write_memfd_name(label, {pools.host.facts.epoch, id, 1, group.uid, group.name, name, group.id});
-  SHMB_TRY(directory, make_area(label.data(), directory_bytes, pools.host.facts.exec_seal, kDirectoryMode));
+  SHMB_TRY(directory,
+           make_area(label.data(), directory_bytes, pools.host.facts.exec_seal, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL));
   names::write_memfd_name(label, {pools.host.facts.epoch, control_id, 1, group.uid, group.name, name, group.id});
-  SHMB_TRY(control, make_area(label.data(), control_bytes, pools.host.facts.exec_seal, kControlMode));
+  SHMB_TRY(control, make_area(label.data(), control_bytes, pools.host.facts.exec_seal, F_SEAL_SEAL));
 
   Pool& pool = pools.all.try_emplace(id, pools, id, group).first->second;
   pool.name = name;
