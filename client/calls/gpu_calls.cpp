@@ -379,7 +379,7 @@ Result<std::uint32_t> gpu_pinned(Session& session, shmbw_region_ref region, bool
 void undo_gpu_publish(LateReply& late) { late.release_granted<shmbw_gpu_publish_reply>(SHMBW_RELEASE_UNDO); }
 void undo_gpu_open(LateReply& late) { late.release_granted<shmbw_gpu_open_reply>(0); }
 void undo_gpu_timeline(LateReply& late) {
-  late.release(late.fixed<shmbw_gpu_timeline_reply>().region, SHMBW_RELEASE_UNDO);
+  late.release(late.fixed<shmbw_gpu_timeline_reply>().region, SHMBW_RELEASE_UNNAME);
 }
 
 }  // namespace shmb::client

@@ -17,6 +17,12 @@
 namespace shmb::client {
 namespace {
 
+// A create that its caller does not get leaves nothing, named or not. Brokers of all versions know unname; undo is for
+// leases without the right to it.
+std::uint32_t release_to_undo(const shmbw_create_reply& made) {
+  return (made.rights & SHMBW_RIGHT_RELEASE) != 0 ? SHMBW_RELEASE_UNNAME : SHMBW_RELEASE_UNDO;
+}
+
 bool populates(const CreateItem& item, bool strict) {
   if ((item.flags & (kCreateNoPopulate | kCreateUnmapped)) != 0) return false;
   return item.length <= kPopulateByDefault || strict;
@@ -150,7 +156,7 @@ void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateI
     result = fd ? without_throwing(
                       [&] { return finish_create(session, broker, item, *granted, std::move(*fd), strict, ready); })
                 : Result<Region::Handle>(std::unexpected(fd.error()));
-    if (!result) (void)post_release(*session, granted->region, SHMBW_RELEASE_UNDO);
+    if (!result) (void)post_release(*session, granted->region, release_to_undo(*granted));
     else if (item.group == 0) session->note_group(granted->group);
   }
   ready.post(*session);
@@ -216,6 +222,11 @@ Result<Region::Handle> create_region(const std::shared_ptr<Session>& session, co
   return std::move(create_regions(session, std::span(&item, 1), timeout)[0]);
 }
 
-void undo_create(LateReply& late) { late.release_granted<shmbw_create_reply>(SHMBW_RELEASE_UNDO); }
+void undo_create(LateReply& late) {
+  std::vector<shmbw_release> releases;
+  late.each_granted<shmbw_create_reply>(
+      [&](const shmbw_create_reply& made) { releases.push_back({made.region, 1, release_to_undo(made)}); });
+  late.post<SHMBW_OP_RELEASE>(releases);
+}
 
 }  // namespace shmb::client

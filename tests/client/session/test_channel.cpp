@@ -162,7 +162,7 @@ TEST_CASE("GPU regions and timelines that came too late are given back, those th
               shmbw_gpu_timeline_reply made{};
               made.region = region;
               writer.begin(SHMBW_OP_GPU_TIMELINE | SHMBW_REPLY, tag, Status::ok, made);
-            }) == SHMBW_RELEASE_UNDO);
+            }) == SHMBW_RELEASE_UNNAME);
 }
 
 TEST_CASE("a grant whose descriptor does not fit into the table is given back, and the session goes on") {
