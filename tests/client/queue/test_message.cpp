@@ -42,6 +42,24 @@ void check_regions(const Message& message, std::size_t count) {
 
 }  // namespace
 
+TEST_CASE("a receive that finds nothing empties the message, whatever it held before") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto pool = must(make_pool(session, slots_of("p", 4096, 4)));
+  for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
+    auto queue = must(Queue::open(pool, queue_spec("q" + std::to_string(static_cast<int>(kind)), kind, true, true)));
+    for (const std::size_t size : {8UL, 1000UL}) {
+      CAPTURE(size);
+      Message message;
+      must(queue->send(bytes_of(std::string(size, 'a')), kNoWait));
+      must(queue->receive(message, false, kNoWait));
+      REQUIRE(message.count() == 1);
+      CHECK_FALSE(queue->receive(message, false, kNoWait).has_value());
+      CHECK(message.count() == 0);
+    }
+  }
+}
+
 TEST_CASE("bytes of every size arrive: inline to the last byte, then in slots, and too many are refused") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
