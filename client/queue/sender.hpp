@@ -121,8 +121,8 @@ class Sender {
            !holds_.has_idle();
   }
   // Call after messages were published. Returns how many of the last ones do not count as sent, because the queue was
-  // closed meanwhile. A reader that sees the queue closed looks at its lanes once more before it reports that. Both looks
-  // come after a fence (here S4). So either that look finds the message, or this one reports it.
+  // closed meanwhile. A reader that sees the queue closed looks at its lanes once more before it reports that. Both
+  // looks come after a fence (here S4). So either that look finds the message, or this one reports it.
   std::uint64_t closed_meanwhile(std::uint64_t last = 1) {
     if (state_.is_open()) [[likely]]
       return 0;

@@ -89,6 +89,7 @@ Result<Listing<Row>> list(Session& session, shmbw_table table, const Selection& 
   if (selection.all_groups) request.flags |= SHMBW_LIST_ALL_GROUPS;
   request.group_len = static_cast<std::uint16_t>(selection.group_name.size());
   request.name_len = static_cast<std::uint16_t>(selection.name.size());
+  SHMB_TRY_VOID(check_answer_deadline(deadline));
   do {
     auto asked = call<SHMBW_OP_LIST>(session, request, {selection.group_name, selection.name}, deadline);
     // The request is well formed. So what the broker finds invalid is the number of a table that it does not have.
