@@ -160,9 +160,9 @@ Result<Manifest> Manifest::of(std::vector<Tensor> tensors, std::uint64_t length)
 Result<Manifest> Manifest::of_set(std::vector<Tensor> tensors, std::vector<std::uint64_t> chunks) {
   std::uint64_t length = 0;
   for (const std::uint64_t bytes : chunks) length = plus(length, bytes);
-  SHMB_TRY(made, of(std::move(tensors), length));
-  made.chunks_ = std::move(chunks);
-  return std::move(made);
+  auto made = of(std::move(tensors), length);
+  if (made) made->chunks_ = std::move(chunks);
+  return made;
 }
 
 Result<Manifest> Manifest::decode(std::span<const std::byte> bytes, std::uint64_t length) {
@@ -195,9 +195,9 @@ Result<Manifest> Manifest::decode(std::span<const std::byte> bytes, std::uint64_
     tensors.push_back(std::move(*tensor));
   }
   if (!reader.done()) return malformed();
-  SHMB_TRY(made, of(std::move(tensors), length));
-  made.chunks_ = std::move(chunks);
-  return std::move(made);
+  auto made = of(std::move(tensors), length);
+  if (made) made->chunks_ = std::move(chunks);
+  return made;
 }
 
 const Tensor* Manifest::find(std::string_view name) const {
