@@ -193,8 +193,9 @@ typedef struct shmb_create_options {
   uint32_t flags;     /* enum shmb_create_flag */
   uint32_t rights;    /* enum shmb_right of this handle; 0: all */
   int64_t timeout_ns; /* of the broker's answer; populating takes as long as it takes */
-  uint32_t numa_node; /* with ON_NODE: all memory comes from this NUMA node, for every process that touches it. Such a
-                         region is not recycled */
+  uint32_t numa_node; /* with ON_NODE: all memory comes from this NUMA node, for every process that touches it, and
+                         all of it at create, also above 1 GiB. INVALID with NO_POPULATE or UNMAPPED, or without the
+                         right to write. Such a region is not recycled */
   uint32_t reserved;  /* 0 */
 } shmb_create_options;
 

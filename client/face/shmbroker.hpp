@@ -333,7 +333,7 @@ struct CreateOptions {
   bool populate = true;
   bool huge_pages = true;
   bool hugetlb = false;  // only pages of 2 MiB that the administrator has reserved (vm.nr_hugepages)
-  std::optional<std::uint32_t> numa_node{};  // all its memory comes from this node
+  std::optional<std::uint32_t> numa_node{};  // all its memory comes from this node, at once
   bool map = true;
   bool heap = false;  // a mark: the contents are, or will be, a heap (heap.hpp sets it)
   Rights rights = Rights::all;

@@ -23,21 +23,39 @@ std::uint32_t release_to_undo(const shmbw_create_reply& made) {
   return (made.rights & SHMBW_RIGHT_RELEASE) != 0 ? SHMBW_RELEASE_UNNAME : SHMBW_RELEASE_UNDO;
 }
 
+bool on_node(const CreateItem& item) { return (item.flags & kCreateOnNode) != 0; }
+
+// The room of a node is looked at only here, so a region on a node is populated whatever its length.
 bool populates(const CreateItem& item, bool strict) {
   if ((item.flags & (kCreateNoPopulate | kCreateUnmapped)) != 0) return false;
-  return item.length <= kPopulateByDefault || strict;
+  return item.length <= kPopulateByDefault || on_node(item) || strict;
 }
 
 // Pages of the host's reserve are no cgroup's memory.
 bool needs_room(const CreateItem& item, bool strict) { return populates(item, strict) && !item.hugetlb(); }
+
+// Bound memory has no other node to come from. A later touch could be SIGBUS (the reserve of hugetlb pages is the
+// host's, not the node's) or wake the OOM killer. So all of it comes now, with calls that return an errno.
+Result<void> check_node(const CreateItem& item) {
+  if ((item.flags & kCreateUnmapped) != 0)
+    return error(Status::invalid, "a NUMA node is set through a mapping: a region on a node is mapped");
+  if ((item.flags & kCreateNoPopulate) != 0)
+    return error(Status::invalid,
+                 "a region on a NUMA node is populated at its creation, because a later touch could find the node full "
+                 "and end the process: create it populated, or leave the node out");
+  if (item.rights != 0 && (item.rights & SHMBW_RIGHT_MAP_WRITE) == 0)
+    return error(Status::invalid,
+                 "a region on a NUMA node is populated at its creation, which takes the right to write: ask for that "
+                 "right, or leave the node out");
+  return {};
+}
 
 // The checks that need no answer of the broker.
 Result<void> check_item(const CreateItem& item, bool strict) {
   if (item.length > kMaxLength)
     return error(Status::invalid, "a region has fewer than 2^47 bytes, asked " + std::to_string(item.length));
   if (!item.name.empty()) SHMB_TRY_VOID(names::check(item.name, "region name"));
-  if ((item.flags & kCreateOnNode) != 0 && (item.flags & kCreateUnmapped) != 0)
-    return error(Status::invalid, "a NUMA node is set through a mapping: a region on a node is mapped");
+  if (on_node(item)) SHMB_TRY_VOID(check_node(item));
   if (item.hugetlb()) {
     if (item.length == 0) return error(Status::invalid, "a region of 0 bytes has no hugetlb page: leave hugetlb out");
     if ((item.flags & kCreateSmallPages) != 0)
@@ -87,7 +105,7 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
 
   const Access access = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0 ? Access::read_write : Access::read;
   SHMB_TRY(mapping, map_checked(fd.get(), 0, facts.bytes, access, facts.hugetlb()));
-  if ((item.flags & kCreateOnNode) != 0) SHMB_TRY_VOID(place_region(mapping, item));
+  if (on_node(item)) SHMB_TRY_VOID(place_region(mapping, item));
   Populated populated{0, SHMBW_PAGE_KIND_UNPOPULATED};
   if (access == Access::read_write && (populates(item, strict) || dirty)) {
     SHMB_TRY(filled, populate_fresh(mapping, fd.get(), facts.pages(), dirty));
@@ -132,7 +150,7 @@ void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateI
     if (!populates(item, strict) && (item.flags & SHMBW_CREATE_UNINITIALISED) == 0)
       request.flags |= SHMBW_CREATE_NO_RECYCLE;
     // The node belongs to the file: its next user would get it too.
-    if ((item.flags & kCreateOnNode) != 0) request.flags |= SHMBW_CREATE_NO_RECYCLE;
+    if (on_node(item)) request.flags |= SHMBW_CREATE_NO_RECYCLE;
     if (portion.recycled_only && needs_room(item, strict)) request.flags |= SHMBW_CREATE_RECYCLED_ONLY;
     request.rights = item.rights;
     request.name_len = static_cast<std::uint16_t>(item.name.size());

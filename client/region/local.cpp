@@ -32,8 +32,9 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
   if ((item.flags & SHMBW_CREATE_HEAP) != 0) facts.flags |= SHMBW_REGION_HEAP;
   if (item.hugetlb()) facts.flags |= SHMBW_REGION_HUGETLB;
   const bool mapped = (item.flags & kCreateUnmapped) == 0;
-  const bool populated =
-      mapped && (item.flags & kCreateNoPopulate) == 0 && (item.length <= kPopulateByDefault || strict_overcommit());
+  const bool on_node = (item.flags & kCreateOnNode) != 0;
+  const bool populated = mapped && (item.flags & kCreateNoPopulate) == 0 &&
+                         (item.length <= kPopulateByDefault || on_node || strict_overcommit());
   if (populated && !item.hugetlb()) SHMB_TRY_VOID(check_headroom(facts.bytes));
   auto fd = sys::memfd_create("shmb:local", true, item.hugetlb() ? sys::Pages::hugetlb : sys::Pages::normal);
   if (!fd) return system_failure(fd.error(), "memfd_create for a local region");
@@ -47,7 +48,7 @@ Result<Region::Handle> create_local(const std::shared_ptr<Session>& session, con
   if (mapped) {
     SHMB_TRY(made, map_checked(fd->get(), 0, facts.bytes, Access::read_write, facts.hugetlb()));
     mapping = std::move(made);
-    if ((item.flags & kCreateOnNode) != 0) SHMB_TRY_VOID(place_region(mapping, item));
+    if (on_node) SHMB_TRY_VOID(place_region(mapping, item));
   }
   if (populated) {
     SHMB_TRY(filled, populate_fresh(mapping, fd->get(), facts.pages()));

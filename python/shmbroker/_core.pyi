@@ -196,7 +196,8 @@ class Session:
                numa: int | None = None, timeout: float = 5.0, name_with_holders: bool | None = None,
                hugetlb: bool = False) -> Region:
         """Makes a region and maps it for writing. huge: None: where it can be had; False: 4 KiB pages; True: refused
-        (`Unsupported`) unless all of it is in huge pages. numa: all its memory comes from this node.
+        (`Unsupported`) unless all of it is in huge pages. numa: all its memory comes from this node,
+        at once, also above 1 GiB; not with populate=False.
         hugetlb: only 2 MiB pages that the administrator has reserved (vm.nr_hugepages).
         name_with_holders: the region goes with its last holder, name and all, also in a group that lives on; not with
         keep. None: in the user's group, where no keep is given."""

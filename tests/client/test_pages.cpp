@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "client/face/shmbroker.hpp"
+#include "client/region/headroom.hpp"
 #include "client/session/views.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/support/session.hpp"
@@ -120,6 +121,34 @@ TEST_CASE("a node that the host does not have is refused in words, and nothing i
   unmapped.flags |= kCreateUnmapped;
   CHECK(status_of(create_region(session, unmapped)) == Status::invalid);
   CHECK(regions_of(session) == 0);
+}
+
+TEST_CASE("law 5: a region on a node that would get its memory later is refused in words, also without a broker") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker), local = must(Session::local("test"));
+  for (const std::uint32_t more : {0U, unsigned{SHMBW_CREATE_HUGETLB}}) {
+    CreateItem later = on_node(4 << 20, 0), read_only = later;
+    later.flags |= kCreateNoPopulate | more;
+    read_only.flags |= more;
+    read_only.rights = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_SHARE;
+    for (const CreateItem& item : {later, read_only}) {
+      auto refused = create_region(session, item);
+      CHECK(status_of(refused) == Status::invalid);
+      CHECK(has(refused.error().sentence, "leave the node out"));
+      CHECK(status_of(create_region(local, item)) == Status::invalid);
+    }
+  }
+  CHECK(regions_of(session) == 0);
+}
+
+TEST_CASE("law 5: a region on a node has all its memory at its creation, also above 1 GiB") {
+  const std::uint64_t large = kPopulateByDefault + kHugePage;
+  if (!check_node_room(0, 2 * large, false) || !check_headroom(2 * large)) SKIP_CASE("not enough memory is free");
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto region = must(create_region(session, on_node(large, 0)));
+  CHECK(region->facts().populated == large);
+  must(region->release(kReleaseUnname));
 }
 
 TEST_CASE("without reserved pages a hugetlb region is refused with the numbers, and nothing is left of it") {

@@ -198,6 +198,7 @@ def test_an_argument_of_the_wrong_type_is_a_type_error(session, call):
     lambda s: s.create(1, timeout=float("nan")), lambda s: s.create(1, name="a/b"), lambda s: s.create(1, name="a\0b"),
     lambda s: s.create(1, name=""), lambda s: s.create(1, keep="forever"), lambda s: s.create(1, keep=-1),
     lambda s: s.attach(b"short"), lambda s: s.create(1, numa=5000), lambda s: s.create(1, numa=-1),
+    lambda s: s.create(1, numa=0, populate=False),
     lambda s: s.watch(), lambda s: s.watch(name="x", group=1), lambda s: s.join(7)])
 def test_a_value_out_of_range_is_a_value_error(session, call):
     with pytest.raises(ValueError) as refused:
