@@ -76,7 +76,8 @@ bool collapse(Range range) {
 
 // Files that this process has seen in huge pages, by their numbers. A collapse waits until every processor has emptied
 // its list of new pages. Beside other work that takes milliseconds. So recycled memory that is known here is entered
-// into the page tables without one. The kernel may have split it, so each sixteenth use collapses it again.
+// into the page tables without one. The kernel may have split it, so its kind is not known then, and each sixteenth use
+// collapses it again.
 class SeenHuge {
  public:
   bool has(std::uint64_t file) {
@@ -140,7 +141,7 @@ Result<Populated> populate_fresh(const Mapping& mapping, int fd, PagesWanted pag
   if (pages == PagesWanted::huge && can_be_huge(mapping)) {
     const std::uint64_t file = sys::file_facts(fd).value_or(sys::FileFacts{}).inode;
     if (recycled && seen_huge.has(file) && fill(whole(mapping), -1, MADV_POPULATE_READ)) {
-      result.kind = SHMBW_PAGE_KIND_HUGE;
+      result.kind = SHMBW_PAGE_KIND_UNKNOWN;
       return result;
     }
     auto kind = populate_huge(whole(mapping), fd, recycled);

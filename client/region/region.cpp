@@ -201,15 +201,17 @@ Result<void> Region::populate(std::uint64_t offset, std::uint64_t length) {
   if (!holds(offset, length)) return error(Status::invalid, "the part lies outside of the region");
   length = mappable(length);
   const bool write = writable();
-  // Mapping has taken the pages of a hugetlb region out of their reserve. They are no cgroup's memory.
-  if (write && !facts_.hugetlb()) SHMB_TRY_VOID(find_headroom(*session_, length, Deadline::after(0)));
+  // Mapping has taken the pages of a hugetlb region out of their reserve. They are no cgroup's memory. Memory that was
+  // all there at birth needs no room.
+  const bool needs_room = write && !facts_.hugetlb() && facts_.populated < facts_.bytes;
+  if (needs_room) SHMB_TRY_VOID(find_headroom(*session_, length, Deadline::after(0)));
   SHMB_TRY(done, populate_part(mapping_, offset, length, write ? Access::read_write : Access::read, facts_.pages()));
   if (!write) return {};
   std::uint64_t before = populated_, now = 0;
   do now = std::min(facts_.bytes, before + done.bytes);
   while (!populated_.compare_exchange_weak(before, now));
-  if (before == 0 || page_kind_ == done.kind) page_kind_ = done.kind;
-  else page_kind_ = SHMBW_PAGE_KIND_MIXED;
+  if (before == 0 || done.bytes == facts_.bytes || page_kind_ == done.kind) page_kind_ = done.kind;
+  else if (page_kind_ != SHMBW_PAGE_KIND_UNKNOWN) page_kind_ = SHMBW_PAGE_KIND_MIXED;
   // Not for each of many small parts.
   if (done.bytes >= kHugePage || now == facts_.bytes) report(now, static_cast<shmbw_page_kind>(page_kind_.load()));
   return {};

@@ -41,7 +41,9 @@ bool furnish(shmb_region* region, const Memory& memory, shmb_error& error) {
   shmb_region_info facts{};
   facts.size = sizeof(facts);
   if (shmb_region_get_info(region, &facts, &error) != SHMB_OK) return false;
-  if (facts.populated < facts.bytes && shmb_region_populate(region, 0, facts.length, &error) != SHMB_OK) return false;
+  // Recycled memory is entered without a look at its pages. To populate it looks.
+  const bool looks = facts.populated < facts.bytes || facts.page_kind == SHMB_PAGES_UNKNOWN;
+  if (looks && shmb_region_populate(region, 0, facts.length, &error) != SHMB_OK) return false;
   if (shmb_region_get_info(region, &facts, &error) != SHMB_OK) return false;
   if (facts.page_kind == SHMB_PAGES_HUGE) return true;
   error = {};
