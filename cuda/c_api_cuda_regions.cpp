@@ -410,6 +410,8 @@ int shmb_gpu_ticket_create(shmb_gpu_region* region, uint32_t rights, uint32_t us
   return guarded_to_end(error, [&]() -> Result<void> {
     SHMB_TRY(known, cuda::c_api::region_of(region));
     if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
+    if ((rights & ~static_cast<std::uint32_t>(SHMB_RIGHT_ALL)) != 0)
+      return shmb::error(Status::unknown_flags, "an unknown right");
     SHMB_TRY(made, known->make_ticket(rights, uses, lifetime_ns, client::Deadline::after(timeout_ns)));
     std::memcpy(ticket, made.token.bytes.data(), made.token.bytes.size());
     if (expires_ns != nullptr) *expires_ns = made.expires;

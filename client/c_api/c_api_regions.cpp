@@ -51,6 +51,8 @@ Result<void> make_ticket(shmb_region* region, std::uint32_t rights, std::uint32_
                          std::uint32_t flags, Deadline deadline, std::uint8_t* ticket, std::int64_t* expires) {
   SHMB_TRY(known, region_of(region));
   if (ticket == nullptr) return shmb::error(Status::invalid, "no place for the ticket was given");
+  if ((rights & ~static_cast<std::uint32_t>(SHMB_RIGHT_ALL)) != 0)
+    return shmb::error(Status::unknown_flags, "an unknown right");
   SHMB_TRY(made, known->make_ticket(rights, uses, lifetime, deadline, flags));
   std::ranges::copy(made.token.bytes, ticket);
   if (expires != nullptr) *expires = made.expires;

@@ -192,6 +192,8 @@ Error asked_of(const std::string& socket, Error error) {
 }
 
 Error of_older_broker(const SessionFacts& broker, Error error) {
+  // A broker of this version knows each flag that there is: the caller's is wrong. The requests are the library's own.
+  if (error.status == Status::unknown_flags && broker.broker.ends_with(" " SHMB_VERSION_TEXT)) return error;
   error.sentence += "; the broker at " + broker.socket + " (" + broker.broker +
                     ") is older than this library (libshmbroker " SHMB_VERSION_TEXT "): it lacks what was asked for";
   return error;

@@ -98,7 +98,7 @@ struct Watch {
 // Where something is not there: which of a host's brokers was asked.
 Error asked_of(const std::string& socket, Error error);
 // A refusal of something that the broker does not know: it is older than this library. The sentence says so, and names
-// both versions.
+// both versions. Nothing is added where a broker of this version refuses a flag.
 Error of_older_broker(const SessionFacts& broker, Error error);
 
 class Session final : public ForkGuarded, public std::enable_shared_from_this<Session> {

@@ -56,6 +56,10 @@ TEST_CASE("one region's life in C") {
   std::int64_t expires = 0;
   REQUIRE(shmb_ticket_create(region, 0, 0, 0, 0, ticket, &expires, &c.error) == SHMB_OK);
   CHECK(expires > 0);
+  CHECK(shmb_ticket_create(region, 0x100, 0, 0, 0, parsed, nullptr, &c.error) == SHMB_E_UNKNOWN_FLAGS);
+  CHECK(std::strstr(c.error.sentence, "unknown right") != nullptr);
+  CHECK(std::strstr(c.error.sentence, "older") == nullptr);
+  CHECK(shmb_ticket_lend(region, 0x100, 0, 0, 0, parsed, nullptr, &c.error) == SHMB_E_UNKNOWN_FLAGS);
   char text[SHMB_TOKEN_TEXT];
   shmb_token_format(ticket, text);
   REQUIRE(shmb_token_parse(text, parsed) == SHMB_OK);

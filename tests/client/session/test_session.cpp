@@ -43,6 +43,19 @@ TEST_CASE("a session knows its broker") {
   }
 }
 
+TEST_CASE("a broker that refuses a flag is called older only if it is of another version") {
+  const harness::BrokerFixture broker;
+  auto session = open(broker);
+  auto region = must(create_region(session, named("kv", 4096)));
+  auto refused = region->make_ticket(0x100, 0, 0, Deadline::after(0));
+  CHECK(status_of(refused) == Status::unknown_flags);
+  CHECK_FALSE(refused.error().sentence.contains("older"));
+  SessionFacts facts = session->facts();
+  facts.broker = "shmbrokerd 0.0.9";
+  const std::string sentence = of_older_broker(facts, Error{Status::unknown_flags, 0, {}, "refused"}).sentence;
+  CHECK(sentence.contains("shmbrokerd 0.0.9) is older than this library"));
+}
+
 TEST_CASE("eight threads share one session without ever taking each other's answer") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
