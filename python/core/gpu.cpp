@@ -60,6 +60,7 @@ bool facts_of(PyObject* self, shmb_gpu_region_info& facts) {
 PyObject* get_tensors(PyObject* self, void*) {
   shmb_gpu_region_info facts{};
   if (!facts_of(self, facts)) return nullptr;
+  const Call call(as<GpuRegion>(self));  // a collection on the way may close it, or let another thread do so
   Ref made(PyTuple_New(static_cast<Py_ssize_t>(facts.tensor_count)));
   for (std::size_t i = 0; made && i < facts.tensor_count; ++i) {
     shmb_gpu_tensor tensor{};
@@ -76,6 +77,7 @@ PyObject* find_tensor(PyObject* self, PyObject* name) {
   if (!to_text(name, "the name of a tensor", text)) return nullptr;
   shmb_gpu_region* const handle = region_of(self);
   if (handle == nullptr) return nullptr;
+  const Call call(as<GpuRegion>(self));
   shmb_gpu_tensor tensor{};
   shmb_error error{};
   return shmb_gpu_region_find_tensor(handle, text, &tensor, &error) == SHMB_OK ? make_tensor(tensor) : raise(error);
@@ -106,6 +108,10 @@ PyObject* close(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObje
   if (!arguments || !to_wait(arguments[0], Wait::broker, timeout)) return nullptr;
   auto* const region = as<GpuRegion>(self);
   if (region->calls.closed) Py_RETURN_NONE;
+  if (region->calls.any()) {  // a reader, which frees it
+    close_handle(region);
+    Py_RETURN_NONE;
+  }
   region->calls.closed = true;
   shmb_gpu_region* const handle = std::exchange(region->handle, nullptr);
   shmb_error error{};

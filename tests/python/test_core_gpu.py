@@ -77,6 +77,27 @@ assert model.closed
 """)
 
 
+def test_a_region_that_is_closed_while_its_tensors_are_read_stays_until_they_are(gpu):
+    gpu("""
+import gc
+publisher.publish_set("model", blocks(2), [(0, "embed", 0, 1000, 64), (1, "norm", 512, 7, 64)])
+for read in (lambda region: region.tensors, lambda region: (region.tensor("embed"), region.tensor("norm"))):
+    region = session.gpu_import("model")
+    expected = read(region)
+    closed = []
+    def close(phase, info):
+        if phase == "start" and not closed:
+            closed.append(region.close())
+    gc.callbacks.append(close)
+    gc.set_threshold(1, 1, 1)
+    try: seen = read(region)
+    except shmbroker.Closed: seen = expected  # between the two
+    gc.set_threshold(700, 10, 10)
+    gc.callbacks.remove(close)
+    assert seen == expected, seen
+""")
+
+
 def test_types_have_the_names_of_numpy_and_torch(gpu):
     gpu("""
 types = [(0, 8, 1, "int8"), (1, 16, 1, "uint16"), (2, 16, 1, "float16"), (4, 16, 1, "bfloat16"), (5, 64, 1, "complex64"),
