@@ -224,6 +224,10 @@ def test_78_an_exception_arrives_with_its_type_its_text_and_its_traceback(world)
         assert "torch_rpc_functions.py" in text and "raise kind(text)" in text
     with pytest.raises(ValueError, match="KeyError: 'the cause'"):
         rpc.rpc_sync("w2", functions.fail_from, args=("text",))
+    with pytest.raises(ValueError, match="read") as raised:  # of the class whose value it is, in this process
+        rpc.rpc_async("w1", functions.Unreadable).wait()
+    assert isinstance(raised.value.__cause__, KeyError) and raised.value.__context__ is raised.value.__cause__
+    assert raised.value.__suppress_context__
     with pytest.raises(TypeError, match="as asked"):
         rpc.rpc_sync("w0", functions.fail, args=(TypeError, "as asked"))
     with pytest.raises(TypeError, match="as asked"):

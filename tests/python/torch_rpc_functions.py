@@ -109,6 +109,12 @@ def fail_from(text):
         raise ValueError(text) from error
 
 
+class Unreadable:
+    """Its value arrives, and raises when it is read."""
+    def __reduce__(self):
+        return fail_from, ("read",)
+
+
 def fail_odd():
     raise Odd(1, 2)
 

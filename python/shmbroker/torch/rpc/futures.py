@@ -41,6 +41,9 @@ def _raise_again(error: BaseException) -> None:
         again = copy.copy(error)
     except Exception:  # noqa: BLE001 - a class of the user's, which cannot be made again from its arguments
         again = error
+    # A copy has neither of them, and `raise ... from` sets the third.
+    again.__cause__, again.__context__ = error.__cause__, error.__context__
+    again.__suppress_context__ = error.__suppress_context__
     try:
         raise again
     finally:
