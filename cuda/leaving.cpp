@@ -37,7 +37,8 @@ AllLeaving& all_leaving() {
 }
 
 // A program that closes its session and calls nothing more would keep what it has let go. An idle device is done in
-// this time.
+// this time. The question spoils captures, and no call of the driver tells whether any stream is captured. So a program
+// keeps its session until a capture is over (docs/gpu.md).
 void before_disconnect(client::Session& session) noexcept {
   constexpr std::int64_t kIdle = 20'000'000, kRest = 200'000;
   try {
