@@ -62,6 +62,31 @@ def test_the_messages_of_many_dead_producers_are_read_and_then_there_is_room_aga
     assert queue.empty()
 
 
+def test_a_get_goes_on_after_the_death_of_a_producer_until_an_item_or_its_limit(python):
+    python("""
+import os, queue, signal, threading
+from shmbroker import mp
+items = mp.Queue()
+
+def read_what_a_killed_one_has_put():
+    pid = os.fork()
+    if pid == 0:
+        items.put("of the dead")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert items.get() == "of the dead"
+
+read_what_a_killed_one_has_put()
+try:
+    raise SystemExit(f"there is {items.get(timeout=0.5)!r}")
+except queue.Empty:
+    pass
+read_what_a_killed_one_has_put()
+threading.Timer(0.5, items.put, ["of the living"]).start()
+assert items.get() == "of the living"
+""")
+
+
 def test_each_killed_producers_items_arrive_without_a_gap(fork):
     queue = fork.Queue()
     choose = random.Random(17)

@@ -200,6 +200,63 @@ def test_a_consumer_that_is_killed_takes_no_place_of_a_bounded_queue_with_it(for
     assert [queue.get(timeout=10), queue.get(timeout=10)] == [1, 2]
 
 
+def test_the_reader_of_a_queue_is_ready_while_there_is_something_to_take_and_only_then(fork):
+    for queue in fork.Queue(), fork.Queue(3), fork.SimpleQueue():
+        reader = queue._reader
+        assert not reader.poll(0)
+        queue.put("before")
+        assert mp.connection.wait([reader], 20) == [reader]
+        assert queue.get() == "before"
+        assert not reader.poll(0.05) and until(lambda: not mp.connection.wait([reader], 0))
+        for number in range(2):
+            queue.put(number)
+        assert reader.poll(20)
+        assert queue.get() == 0
+        assert mp.connection.wait([reader], 20) == [reader]
+        assert queue.get() == 1
+        assert not reader.poll(0.05) and until(lambda: not mp.connection.wait([reader], 0))
+
+
+def test_the_reader_of_a_queue_is_not_ready_for_what_another_process_has_taken(ctx):
+    queue = ctx.Queue()
+    queue.put(1)
+    assert mp.connection.wait([queue._reader], 20) == [queue._reader]
+    child = ctx.Process(target=queue.get)
+    child.start()
+    assert ended(child) and child.exitcode == 0
+    assert until(lambda: not mp.connection.wait([queue._reader], 0))  # the end of the child is told, too
+
+
+def test_a_message_that_comes_in_the_middle_of_a_look_is_taken_once_and_from_its_own_queue(fork, monkeypatch):
+    one, other = fork.Queue(), fork.Queue()
+    assert until(lambda: not mp.connection.wait([one._reader, other._reader], 0))
+    one.put("came")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(one._channel), "depth", lambda channel: 0)  # what it was just before the message came
+        assert mp.connection.wait([one._reader], 20) == [one._reader]
+    assert one.qsize() == 1 and not one.empty()
+    assert other.qsize() == 0 and other.empty()
+    child = fork.Process(target=lambda: os._exit(one.qsize()))
+    child.start()
+    assert ended(child) and child.exitcode == 0  # its parent has taken the message
+    assert one.get() == "came"
+    assert one.qsize() == 0 and one.empty()
+
+
+def test_a_closed_queue_gives_back_the_descriptors_of_its_reader(fork):
+    def use():
+        queue = fork.SimpleQueue()
+        queue.put(1)
+        assert mp.connection.wait([queue._reader], 20) and queue.get() == 1
+        queue.close()
+
+    use()
+    before = descriptors()
+    for _ in range(20):
+        use()
+    assert descriptors() <= before + 10
+
+
 def test_join_waits_for_all_that_was_put(ctx):
     queue = ctx.JoinableQueue()
     with pytest.raises(ValueError, match="too many times"):
