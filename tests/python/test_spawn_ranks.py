@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The things that ranks get and give: variables, arguments, results, primitives, regions, output."""
 import asyncio
-import multiprocessing
+import multiprocessing.util
 import os
 
 import numpy
@@ -160,11 +160,21 @@ print("printed before", end=" ")
 spawn(functions.print_lines, (), 2, start_method={method!r}, output="files", output_path={str(tmp_path / "log")!r})
 spawn(functions.print_lines, (), 1, start_method={method!r}, output="null")
 spawn(functions.print_lines, (), 2, start_method={method!r}, output="prefix")
-""")
+""", PYTHONUNBUFFERED="")  # else nothing waits in a buffer that a copy of the process would print again
     assert (tmp_path / "log.1.out").read_text() == "out of 1\n"
     assert (tmp_path / "log.0.err").read_text() == "err of 0\n"
     assert told.count("printed before") == 1 and "out of" in told
     assert "[rank 1] out of 1\n" in told and "[rank 0] err of 0\n" in told
+
+
+def test_a_rank_that_is_a_copy_does_what_multiprocessing_was_told_to_do_after_a_fork():
+    class Noted:
+        forked = False
+
+    noted = Noted()
+    multiprocessing.util.register_after_fork(noted, lambda it: setattr(it, "forked", True))
+    assert results(lambda rank: noted.forked, (), 2, start_method="fork") == [True, True]
+    assert not noted.forked
 
 
 def test_ranks_spawn_ranks_of_their_own(method):
