@@ -119,6 +119,17 @@ assert torch.ones(3).share_memory_().is_shared() and shmbroker.torch.install()
     assert done.returncode == 0 and done.stderr.count("no address in it") == 1, done.stderr
 
 
+def test_a_torch_without_one_of_the_modules_stays_as_it_is(broker):
+    done = program("""
+import sys, unittest.mock
+import torch, shmbroker.torch
+with unittest.mock.patch.dict(sys.modules, {'torch.utils.data.dataloader': None}):  # its import fails
+    assert not shmbroker.torch.install()
+assert torch.ones(3).share_memory_().is_shared() and shmbroker.torch.install()
+""")
+    assert done.returncode == 0 and done.stderr.count("has no torch.utils.data.dataloader. torch keeps") == 1, done.stderr
+
+
 def test_names_as_torch_2_has_them_are_used_and_those_that_it_warns_of_are_not(broker):
     done = program("""
 import torch

@@ -228,6 +228,14 @@ def test_78_an_exception_arrives_with_its_type_its_text_and_its_traceback(world)
         rpc.rpc_async("w1", functions.Unreadable).wait()
     assert isinstance(raised.value.__cause__, KeyError) and raised.value.__context__ is raised.value.__cause__
     assert raised.value.__suppress_context__
+    with pytest.raises(ValueError, match="read") as raised:
+        rpc.rpc_async("w1", functions.UnreadableMeanwhile).wait()
+    assert isinstance(raised.value.__context__, KeyError) and raised.value.__cause__ is None
+    assert not raised.value.__suppress_context__  # else its traceback would not show what was met before
+    future = rpc.rpc_async("w1", functions.UnreadableWithoutCopy)
+    for _ in range(2):
+        with pytest.raises(functions.NoCopy, match="1 and 2"):
+            future.wait()
     with pytest.raises(TypeError, match="as asked"):
         rpc.rpc_sync("w0", functions.fail, args=(TypeError, "as asked"))
     with pytest.raises(TypeError, match="as asked"):

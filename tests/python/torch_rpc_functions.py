@@ -115,6 +115,34 @@ class Unreadable:
         return fail_from, ("read",)
 
 
+def fail_meanwhile(text):
+    try:
+        raise KeyError("met before")
+    except KeyError:
+        raise ValueError(text)
+
+
+class UnreadableMeanwhile:
+    def __reduce__(self):
+        return fail_meanwhile, ("read",)
+
+
+class NoCopy(Exception):
+    """An exception of which no copy can be made: its constructor takes other arguments than it keeps."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def fail_without_copy(one, two):
+    raise NoCopy(one, two)
+
+
+class UnreadableWithoutCopy:
+    def __reduce__(self):
+        return fail_without_copy, (1, 2)
+
+
 def fail_odd():
     raise Odd(1, 2)
 
