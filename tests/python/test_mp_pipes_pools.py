@@ -223,6 +223,25 @@ def test_a_received_array_stays_whole_in_a_forked_child_when_its_parent_drops_it
     assert ended(child)
 
 
+def test_a_child_by_the_fork_server_finds_the_broker_by_the_variables_that_its_parent_has_now(python):
+    python("""
+import os
+from shmbroker import mp
+context = mp.get_context("forkserver")
+
+def seen_by_a_child():
+    with context.Pool(1) as pool:
+        return pool.apply(os.getenv, ("SHMBROKER_ODD",))
+
+os.environ["SHMBROKER_ODD"] = "when the server starts"
+assert seen_by_a_child() == "when the server starts"
+os.environ["SHMBROKER_ODD"] = "now"
+assert seen_by_a_child() == "now"
+del os.environ["SHMBROKER_ODD"]
+assert seen_by_a_child() is None
+""")
+
+
 UNGUARDED = """
 import sys
 from shmbroker import mp
