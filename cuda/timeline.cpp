@@ -54,7 +54,7 @@ struct Timeline::OnDevices {
   std::map<Device, ContextHold> holds;  // primary contexts by which streams were entered, and that of the page
   Device home = -1;                     // the device in whose primary context the page is registered
   Address words = 0;                    // 0: not registered yet
-  std::map<StreamKey, Backlog> uses;    // what each stream had with its last use
+  std::map<StreamKey, Backlog> uses;    // the work of each stream at its last use
   bool lost = false;                    // a use is not in there
 
   ContextHold& hold(const Driver& driver, Device device) {

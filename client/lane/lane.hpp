@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A lane: a ring of cells in a pool's control area, with one sender and its receivers. LaneSender and LaneReceiver are
-// what the two ends of all lanes have in common. Each kind of lane has a file with its own two ends:
+// the common parts of the two ends of all lanes. Each kind of lane has a file with its own two ends:
 //
 // - spsc.hpp: one receiver (a line lane in the documents).
 // - mpmc.hpp: receivers compete, and each message is taken once (a claim lane).

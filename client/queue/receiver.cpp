@@ -48,7 +48,7 @@ Result<void> Receiver::next_message(Message& message, bool keep, Wait& until) {
       return error(Status::busy, "another thread has received a message that is not done");
     }
     state_.look_if_changed();
-    if (broken_ == nullptr && try_look()) {  // what the call before has found is reported first
+    if (broken_ == nullptr && try_look()) {  // a fault that the call before has found is reported first
       if (state_.me().sleeper().armed()) state_.pool->doorbell().pass_on();
       pass_on();
       SHMB_TRY(delivered, deliver(message, keep));

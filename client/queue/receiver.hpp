@@ -170,7 +170,7 @@ class Receiver {
   std::size_t next_in_ = 0;
   In* pending_ = nullptr;  // received_ is a message of this lane that no receive has taken
   LaneReceiver::Received received_;
-  const char* broken_ = nullptr;  // what was found impossible, until a call reports it
+  const char* broken_ = nullptr;  // an impossible word that was found, until a call reports it
   Message* borrowed_ = nullptr;
   In* borrowed_in_ = nullptr;  // the lane whose cell is not done; null: own bits hold the contents of the message
 

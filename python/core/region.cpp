@@ -197,7 +197,7 @@ PyObject* descriptor(PyObject* self, PyObject*) {
 }
 
 PyObject* close(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
-  if (count == 0 && names == nullptr && as<Region>(self)->exports == 0) {  // what nearly every call is
+  if (count == 0 && names == nullptr && as<Region>(self)->exports == 0) {  // nearly every call
     close_handle(as<Region>(self));
     Py_RETURN_NONE;
   }

@@ -78,7 +78,7 @@ TEST_CASE("to allocate spoils no capture of this thread or another, also of a bl
   CaptureBench bench;
   for (const unsigned flags : {shmb::cuda::kNonBlocking, 0U}) {
     std::optional<gpu::Region> fresh;
-    CHECK(bench.dispatched().second == 0);  // what ended before is not asked for during the capture
+    CHECK(bench.dispatched().second == 0);  // no question about ended memory during the capture
     Captured captured(bench.device, flags);
     fresh = gpu::Region::allocate(bench.session, kMiB);
     std::thread elsewhere([&] { CHECK(status_of(gpu::Region::try_allocate(bench.session, kMiB)) == Status::ok); });

@@ -232,7 +232,7 @@ def test_a_message_that_comes_in_the_middle_of_a_look_is_taken_once_and_from_its
     assert until(lambda: not mp.connection.wait([one._reader, other._reader], 0))
     one.put("came")
     with monkeypatch.context() as patch:
-        patch.setattr(type(one._channel), "depth", lambda channel: 0)  # what it was just before the message came
+        patch.setattr(type(one._channel), "depth", lambda channel: 0)  # its value just before the message came
         assert mp.connection.wait([one._reader], 20) == [one._reader]
     assert one.qsize() == 1 and not one.empty()
     assert other.qsize() == 0 and other.empty()

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who guesses ids and tickets learns nothing: an object of another user and an object that does not exist get the same
-// answer, after the same time. Times are printed and not asserted. They are compared as a guesser would: the medians,
-// and how often a guess of something that exists took longer than a guess of nothing (0.5: a coin tells as much).
+// A program that guesses ids and tickets learns nothing: an object of another user and an object that does not exist
+// get the same answer, after the same time. Times are printed and not asserted. They are compared as a guesser would:
+// the medians, and how often a guess of something that exists took longer than a guess of nothing (0.5: a coin tells as
+// much).
 //
 // BOOKS_GUESSES in the environment is the number of guesses of each kind; docs/reliability.md has the long form.
 #include <algorithm>
@@ -25,7 +26,7 @@ std::size_t guesses() {
   return given != nullptr ? std::strtoul(given, nullptr, 10) : 20'000;
 }
 
-// What was answered, without the number that the guesser has sent itself.
+// The answer, without the number that the guesser has sent itself.
 std::string answer_of(const Attached& attached, std::uint64_t asked) {
   std::string sentence = attached.error.sentence;
   for (const std::string& number : {names::id_text(asked), std::to_string(asked)})
