@@ -44,6 +44,7 @@ class Turns {
   void ready(Process& process, Item& item);  // no effect if it waits already
   void forget(Item& item);
   bool empty() const { return waiting_ == 0; }
+  std::size_t waiting() const { return waiting_; }
   // Serves one item after the other until none waits or `longest` ns have passed. Serves at least one.
   void serve(std::int64_t longest);
 

@@ -109,7 +109,7 @@ class EpollEngine final : public Engine {
     if (!turns.empty()) timeout = 0;
     // epoll_wait counts milliseconds: rounded up, so that a timer is never early and the loop never spins towards it.
     int milliseconds = timeout < 0 ? -1 : static_cast<int>((timeout + 999'999) / 1'000'000);
-    int count = ::epoll_wait(readable_.get(), events.data(), static_cast<int>(events.size()), milliseconds);
+    int count = ::epoll_wait(readable_.get(), events.data(), events_wanted(), milliseconds);
     if (count < 0) return errno == EINTR ? Sys<void>{} : sys_error(errno);
     in_turn_ = true;
     for (int i = 0; i < count; ++i) {
@@ -128,6 +128,15 @@ class EpollEngine final : public Engine {
   }
 
  private:
+  // A socket that waits for its turn is readable all the time, so the kernel looks at it again in each call. It looks
+  // at no more than it may report, one after the other in a circle. Asking for a fourth of those that wait bounds that
+  // work, and the fifth call at the latest sees a new packet (as long as 2,048 wait at most).
+  int events_wanted() const {
+    const std::size_t wanted =
+        turns.empty() ? kEventsPerTurn : std::clamp<std::size_t>(turns.waiting() / 4, 16, kEventsPerTurn);
+    return static_cast<int>(wanted);
+  }
+
   struct State {
     int fd = -1;
     Waiter* waiter = nullptr;
