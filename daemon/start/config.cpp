@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The configuration file. Every key is in one of the tables below. So an unknown key is refused with its line, and the
-// documentation, the parser and --check cannot differ. Only this file uses toml++ (toml.hpp).
+// documentation, the parser and --check cannot differ.
 #include "daemon/start/config.hpp"
 
 #include <unistd.h>
@@ -12,7 +12,7 @@
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
-#include "daemon/start/toml.hpp"
+#include "base/toml.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {

@@ -2,13 +2,12 @@
 // See patterns.hpp.
 #include "tools/host/patterns.hpp"
 
-#include <toml++/toml.h>
-
 #include <charconv>
 #include <cstdlib>
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "base/toml.hpp"
 
 namespace shmb::host {
 namespace {
@@ -55,14 +54,9 @@ bool glob_matches(std::string_view glob, std::string_view text, std::optional<pi
 
 Result<Patterns> Patterns::parse(std::string_view text, const std::string& file) {
   const auto wrong = [&](const toml::source_position& at, const std::string& why) {
-    return error(Status::invalid, file + " line " + std::to_string(at.line) + ": " + why);
+    return error(Status::invalid, file + ":" + std::to_string(at.line) + ": " + why);
   };
-  toml::table table;
-  try {
-    table = toml::parse(text, file);
-  } catch (const toml::parse_error& problem) {
-    return wrong(problem.source().begin, std::string(problem.description()));
-  }
+  SHMB_TRY(table, parse_toml(text, file));
   Patterns out;
   const toml::array* list = table["pattern"].as_array();
   if (list == nullptr && !table.empty()) return wrong(table.source().begin, "expected [[pattern]]");

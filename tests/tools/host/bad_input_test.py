@@ -269,7 +269,7 @@ def a_wrong_pattern_file_is_named_with_its_line_and_nothing_goes():
         for text, line in (("[[pattern]]\nprogram = 3\n", 2), ("[[pattern]\n", 1), ("x = 1\n", 1)):
             file.write_text(text, encoding="utf-8")
             ended = tool("gc", "--yes", *HERE, env=environment)
-            assert ended.returncode == 2 and f"{file} line {line}".encode() in ended.stderr and path.exists(), ended
+            assert ended.returncode == 2 and f"{file}:{line}:".encode() in ended.stderr and path.exists(), ended
         file.write_text('[[pattern]]\nprogram = "Mine"\nglob = "mine-*"\n', encoding="utf-8")
         plant("mine-1")
         ended = tool("leaks", "--json", "--stale-after", "0", "-f", "object=mine-1", env=environment)

@@ -107,9 +107,14 @@ TEST_CASE("the patterns that come with the tool are valid, and wrong ones of use
   };
   CHECK(sentence("").empty());
   CHECK(sentence("[[pattern]]\nprogram = \"a\"\nglob = \"b*\"\nkeep = true\nwhere = \"hugetlb\"\n").empty());
-  CHECK(sentence("[[pattern]]\nprogram = \"a\"\n").starts_with("my.toml line 1: a pattern needs program and glob"));
-  CHECK(sentence("[[pattern]]\nprogram = \"a\"\nglob = 5\n").starts_with("my.toml line 3: 'glob' is no key"));
-  CHECK(sentence("[[pattern]]\nwhere = \"disk\"\n").starts_with("my.toml line 2: 'where' is no key"));
-  CHECK(sentence("[[pattern]\n").starts_with("my.toml line 1: "));
-  CHECK(sentence("pattern = 5\n").starts_with("my.toml line 1: expected [[pattern]]"));
+  CHECK(sentence("[[pattern]]\nprogram = \"a\"\n").starts_with("my.toml:1: a pattern needs program and glob"));
+  CHECK(sentence("[[pattern]]\nprogram = \"a\"\nglob = 5\n").starts_with("my.toml:3: 'glob' is no key"));
+  CHECK(sentence("[[pattern]]\nwhere = \"disk\"\n").starts_with("my.toml:2: 'where' is no key"));
+  CHECK(sentence("[[pattern]\n").starts_with("my.toml:1: "));
+  CHECK(sentence("[ = 3\n").starts_with("my.toml: "));  // the parser of TOML asserts here
+  CHECK(sentence("# gr\xc3\xb6\xc3\x9f"
+                 "er\n")
+            .empty());
+  CHECK(sentence("x\xd0\xaa = 1\n").starts_with("my.toml:1: only comments"));
+  CHECK(sentence("pattern = 5\n").starts_with("my.toml:1: expected [[pattern]]"));
 }

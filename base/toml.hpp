@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // toml++, header only and without exceptions of its own. Version 3.3 asserts where a text should be refused: "[ = 3" is
 // one. An assertion would end the program, and so a broker at a reload. Here it is an exception, which `parse_toml`
-// turns into a refusal. NDEBUG must not turn it into an assumption, either.
+// turns into a refusal. NDEBUG must not turn it into an assumption, either. The broker's configuration and the patterns
+// of the tool are read by it.
 #pragma once
 
 #include <optional>
@@ -10,21 +11,21 @@
 
 #include "base/result.hpp"
 
-namespace shmb::daemon {
+namespace shmb {
 struct TomlAsserted {};
 [[noreturn, gnu::noinline]] inline void toml_asserted() { throw TomlAsserted{}; }
-}  // namespace shmb::daemon
+}  // namespace shmb
 
 #pragma push_macro("NDEBUG")
 #undef NDEBUG
 #define TOML_EXCEPTIONS 0
 #define TOML_HEADER_ONLY 1
 #define TOML_ENABLE_FORMATTERS 0
-#define TOML_ASSERT(holds) ((holds) ? static_cast<void>(0) : ::shmb::daemon::toml_asserted())
+#define TOML_ASSERT(holds) ((holds) ? static_cast<void>(0) : ::shmb::toml_asserted())
 #include <toml++/toml.h>
 #pragma pop_macro("NDEBUG")
 
-namespace shmb::daemon {
+namespace shmb {
 
 // The table, or the refusal with `path` and the line.
 inline Result<toml::table> parse_toml(std::string_view text, const std::string& path) {
@@ -48,4 +49,4 @@ inline Result<toml::table> parse_toml(std::string_view text, const std::string& 
   }
 }
 
-}  // namespace shmb::daemon
+}  // namespace shmb
