@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -50,12 +51,28 @@ bool is_in(pid_t process, const std::string& folder) {
 }
 
 // A folder of cgroups has no files to remove first, only further folders.
-void remove_folders(const std::string& folder) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(folder.c_str()), ::closedir);
+template <class Chosen>
+void remove_folders(const std::string& in, Chosen&& chosen) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(in.c_str()), ::closedir);
   if (!directory) return;
-  while (const dirent* entry = ::readdir(directory.get()))
-    if (entry->d_type == DT_DIR && entry->d_name[0] != '.') remove_folders(folder + "/" + entry->d_name);
-  (void)::rmdir(folder.c_str());
+  while (const dirent* entry = ::readdir(directory.get())) {
+    if (entry->d_type != DT_DIR || entry->d_name[0] == '.' || !chosen(std::string_view(entry->d_name))) continue;
+    const std::string folder = in + "/" + entry->d_name;
+    remove_folders(folder, chosen);
+    (void)::rmdir(folder.c_str());
+  }
+}
+
+constexpr std::string_view kPrefix = "shmbroker-";
+
+// Whether it is the name of a job's folder, and the job's guard has ended.
+bool is_left(std::string_view name) {
+  if (!name.starts_with(kPrefix)) return false;
+  name.remove_prefix(kPrefix.size());
+  pid_t guard = 0;
+  const auto [end, problem] = std::from_chars(name.data(), name.data() + name.size(), guard);
+  if (problem != std::errc() || guard <= 0 || end == name.data() + name.size() || *end != '-') return false;
+  return ::kill(guard, 0) != 0 && errno == ESRCH;
 }
 
 }  // namespace
@@ -64,8 +81,14 @@ JobCgroup JobCgroup::make(const std::string& root) {
   JobCgroup made;
   made.above_ = client::own_cgroup(root);
   if (made.above_.empty() || !may_divide(made.above_)) return {};
+  // Guard and supervisor of an earlier job may have been killed both. The kernel keeps a folder that a process is in,
+  // so no rank loses its own. The folder of a guard that lives is left alone: it may be about to start its first rank.
+  // The number of a guard in another pid namespace says nothing. If its folder goes just then, its ranks run without
+  // one.
+  remove_folders(made.above_, is_left);
   // The number of a process that has ended may come again while the folder of its job is still there.
-  made.folder_ = made.above_ + "/shmbroker-" + std::to_string(::getpid()) + "-" + std::to_string(sys::now_boottime());
+  made.folder_ =
+      made.above_ + "/" + std::string(kPrefix) + std::to_string(::getpid()) + "-" + std::to_string(sys::now_boottime());
   if (::mkdir(made.folder_.c_str(), 0755) != 0) return {};
   made.events_ = Fd::adopt(::open((made.folder_ + "/cgroup.events").c_str(), O_RDONLY | O_CLOEXEC));
   // Before Linux 5.14 there is no cgroup.kill.
@@ -110,7 +133,9 @@ bool JobCgroup::populated() const {
 
 void JobCgroup::remove() {
   events_.reset();
-  if (!folder_.empty()) remove_folders(folder_);
+  if (folder_.empty()) return;
+  remove_folders(folder_, [](std::string_view) { return true; });
+  (void)::rmdir(folder_.c_str());
 }
 
 }  // namespace shmb::spawn

@@ -23,7 +23,8 @@ namespace shmb::spawn {
 class JobCgroup {
  public:
   JobCgroup() = default;
-  // For the ranks of this process, the guard. `root` is put before every path (tests lay out a tree of their own).
+  // For the ranks of this process, the guard. Folders of jobs go first that two killed supervisors have left and that
+  // no process is in. `root` is put before every path (tests lay out a tree of their own).
   static JobCgroup make(const std::string& root = {});
   explicit operator bool() const { return static_cast<bool>(events_); }
   const std::string& folder() const { return folder_; }

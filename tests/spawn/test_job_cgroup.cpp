@@ -22,6 +22,8 @@ using shmb::test::Runner;
 
 namespace {
 
+namespace files = std::filesystem;
+
 const char* const kNone = "no cgroup of version 2 can be made here";
 
 bool can_make() {
@@ -92,6 +94,54 @@ TEST_CASE("a folder that is no cgroup is not taken for one, and is left as it wa
   for (const auto& one : std::filesystem::directory_iterator(root.path() + "/sys/fs/cgroup/job"))
     left += one.path().filename() != "cgroup.procs";
   CHECK(left == 0);
+}
+
+TEST_CASE("a job starts: empty folders of guards that have ended go, all others stay") {
+  const harness::TempDir root;
+  const std::string job = root.path() + "/sys/fs/cgroup/job/";
+  files::create_directories(job);
+  files::create_directories(root.path() + "/proc/self");
+  std::ofstream(root.path() + "/proc/self/mountinfo") << "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+  std::ofstream(root.path() + "/proc/self/cgroup") << "0::/job\n";
+  // No process has such a number: the kernel's highest is 4194304.
+  const std::string ended = "shmbroker-4194305-", lives = "shmbroker-" + std::to_string(::getpid()) + "-";
+  for (const std::string& folder : {ended + "1", ended + "2/" + ended + "3", ended + "4/" + lives + "5",
+                                    ended + "6/other", lives + "7", std::string("shmbroker-4194305"),
+                                    std::string("shmbroker-x-1"), std::string("shmbroker--5-1"), std::string("other")})
+    files::create_directories(job + folder);
+  std::ofstream(job + ended + "6/other/a-process-is-in-it");
+  (void)JobCgroup::make(root.path());
+  CHECK_FALSE(files::exists(job + ended + "1"));
+  CHECK_FALSE(files::exists(job + ended + "2"));
+  for (const std::string& folder :
+       {ended + "4/" + lives + "5", ended + "6/other", lives + "7", std::string("shmbroker-4194305"),
+        std::string("shmbroker-x-1"), std::string("shmbroker--5-1"), std::string("other")}) {
+    CAPTURE(folder);
+    CHECK(files::exists(job + folder));
+  }
+}
+
+TEST_CASE("guard and supervisor are killed at once: the next job removes their folder, once nothing is in it") {
+  if (!can_make()) SKIP_CASE(kNone);
+  Runner runner("(setsid sleep ${N}1 &) ; exec sleep ${N}2");
+  runner.start();
+  REQUIRE(runner.has_marked(2));
+  const std::string folder = folder_of(runner.marked()[0]);
+  const pid_t guard = runner.guard(), supervisor = runner.supervisor();
+  for (const pid_t one : {guard, supervisor}) ::kill(one, SIGSTOP);
+  for (const pid_t one : {supervisor, guard}) ::kill(one, SIGKILL);
+  (void)runner.wait();
+  REQUIRE(runner.has_marked(1));  // the daemon; the other has the parent-death signal
+  JobCgroup next = JobCgroup::make();
+  CHECK(files::exists(folder));
+  next.remove();
+  ::kill(runner.marked()[0], SIGKILL);
+  REQUIRE(runner.has_marked(0));
+  CHECK(eventually([&] {  // the kernel takes a moment to see that it is empty
+    JobCgroup another = JobCgroup::make();
+    another.remove();
+    return !files::exists(folder);
+  }));
 }
 
 TEST_CASE("the processes of a job are in a cgroup of their own, which goes with them; guard and supervisor are not") {
