@@ -172,7 +172,7 @@ Error limit_refusal(const Shortage& shortage, std::string_view whose, std::strin
 
 Error not_found(const Sought& sought) {
   const auto in_group = [&](std::string_view group) {
-    return quoted((sought.owner_uid ? std::to_string(*sought.owner_uid) + ":" : "") + std::string(group));
+    return shmb::quoted((sought.owner_uid ? std::to_string(*sought.owner_uid) + ":" : "") + std::string(group));
   };
   std::string sentence = "no " + std::string(sought.what) + " ";
   std::string where;
@@ -183,7 +183,7 @@ Error not_found(const Sought& sought) {
     sentence += std::to_string(sought.id);
     if (sought.generation != 0) sentence += " of generation " + std::to_string(sought.generation);
   } else {
-    sentence += quoted(sought.name);
+    sentence += shmb::quoted(sought.name);
     sentence += sought.group.empty() ? " in the session's own group, which is not there yet"
                                      : " in group " + in_group(sought.group);
     // The list of this group would not show what is in another one.
@@ -194,7 +194,7 @@ Error not_found(const Sought& sought) {
         ", but a " + std::string(sought.other_kind) + " of that name: open it as a " + std::string(sought.other_kind);
   else sentence += ", or not for this caller";
   if (!sought.elsewhere.empty())
-    sentence += "; there is one in another group of this user, " + quoted(sought.elsewhere) +
+    sentence += "; there is one in another group of this user, " + shmb::quoted(sought.elsewhere) +
                 ": programs that are started apart are in different groups, so name the group, or start them with "
                 "one `shmbroker run`";
   sentence += "; `shmbroker list" + where + "` shows what there is";

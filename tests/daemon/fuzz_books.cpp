@@ -1,17 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: sessions of two users that send requests to a broker in this process. The bytes choose who sends which
 // request, and fill its fields. So that more than refusals is reached, the lengths of texts are made true, and small
-// numbers stand for ids and secrets that the broker has given before. At the end all sessions end, time passes, and the
-// books must be empty (tests/daemon/books/books_fixture.cpp, World). Every answer must be well formed.
+// numbers stand for ids and secrets that the broker has given before. At the end of an input all sessions end, time
+// passes, and the books must be empty (tests/daemon/books/books_fixture.cpp, World). Every answer must be well formed.
 //
-// FUZZ_GPU: the requests are those about GPU memory, and those that make what they name.
+// One broker serves many inputs, one after the other: to start and end its threads took longer than to serve an input.
+// The books are empty in between, so an input finds what a fresh one would. What it cannot see is how many numbers have
+// been given out. A finding that does not come again alone comes again with -seed= of its run.
+//
+// --gpu: the requests are those about GPU memory, and those that make what they name. The number of inputs and requests
+// is printed every 100,000 inputs and at the end.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <fcntl.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/sys_file.hpp"
@@ -27,6 +36,19 @@ using namespace shmb;
 using namespace shmb::daemon::test;
 
 constexpr std::size_t kClients = 6, kMostRequests = 64;
+// The clock goes on by a month with each: a thousand months still fit into 64 bits of nanoseconds.
+constexpr std::uint64_t kInputsOfWorld = 1000;
+
+bool gpu_alone = false;
+
+struct Counts {
+  std::uint64_t inputs = 0, requests = 0, of_gpus = 0;
+  void print() const {
+    std::fprintf(stderr, "%llu inputs, %llu requests, %llu of them about GPU memory\n",
+                 static_cast<unsigned long long>(inputs), static_cast<unsigned long long>(requests),
+                 static_cast<unsigned long long>(of_gpus));
+  }
+} counts;
 
 // The bytes of one input, and zeros behind them.
 class Bytes {
@@ -51,13 +73,15 @@ class Bytes {
 
 // Words of 8 bytes that the broker has sent: ids, and halves of secrets.
 struct Seen {
+  static constexpr std::size_t kMost = 128;
   std::vector<std::array<std::uint8_t, 16>> words;
+  std::size_t next = 0;  // the oldest, once there are so many
   void note(wire::Bytes packet) {
     for (std::size_t at = sizeof(shmbw_header); at + 16 <= packet.size() && at < 256; at += 8) {
       std::array<std::uint8_t, 16> word;
       std::memcpy(word.data(), packet.data() + at, sizeof word);
-      words.push_back(word);
-      if (words.size() > 128) words.erase(words.begin());
+      if (words.size() < kMost) words.push_back(word);
+      else words[next++ % kMost] = word;
     }
   }
   template <class Field>
@@ -121,11 +145,11 @@ class Crowd {
   }
 
  private:
+  static bool about_gpus(std::uint16_t op) { return op >= SHMBW_OP_GPU_DEVICE && op <= SHMBW_OP_GPU_PINNED; }
+
   static std::uint16_t request_of(std::uint8_t what) {
-#ifdef FUZZ_GPU
     constexpr std::uint16_t kFirst = SHMBW_OP_GPU_DEVICE, kLast = SHMBW_OP_GPU_PINNED;
-    if (what >= 32) return static_cast<std::uint16_t>(kFirst + what % (kLast - kFirst + 1));
-#endif
+    if (gpu_alone && what >= 32) return static_cast<std::uint16_t>(kFirst + what % (kLast - kFirst + 1));
     return static_cast<std::uint16_t>(2 + what % 63);
   }
 
@@ -143,8 +167,9 @@ class Crowd {
 
   template <class T, bool batch>
   void send(Client& client, std::uint16_t op, Bytes& from) {
-    std::vector<std::byte> buffer(SHMBW_MAX_MESSAGE);
-    wire::Writer out(buffer);
+    wire::Writer out(request_room());
+    ++counts.requests;
+    counts.of_gpus += about_gpus(op);
     std::string texts;
     const std::uint16_t flags = from.byte() >= 240 ? from.byte() & 7 : 0;
     if constexpr (batch) {
@@ -193,7 +218,8 @@ doctest::Context asserts;
 
 }  // namespace
 
-extern "C" int LLVMFuzzerInitialize(int*, char***) {
+extern "C" int LLVMFuzzerInitialize(int* count, char*** words) {
+  for (int i = 1; i < *count; ++i) gpu_alone = gpu_alone || std::string_view((*words)[i]) == "--gpu";
   asserts.setAsDefaultForAssertsOutOfTestCases();
   asserts.setAssertHandler([](const doctest::AssertData& failed) {
     if (!failed.m_failed) return;
@@ -201,16 +227,26 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
     std::abort();
   });
   static const FakeGpus gpus;
+  std::atexit([] { counts.print(); });
   return 0;
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static std::unique_ptr<World> world;
+  if (counts.inputs % kInputsOfWorld == 0) {
+    shmb::daemon::Config config = system_config();
+    config.limits.uid_regions = 64;
+    world = std::make_unique<World>(config);
+    world->check_at_end = false;  // it is checked after each input
+  }
   Bytes from({data, size});
-  shmb::daemon::Config config = system_config();
-  config.limits.uid_regions = 64;
-  World world(config);
-  Crowd crowd(world);
-  for (std::size_t requests = 0; requests < kMostRequests && !from.done(); ++requests) crowd.act(from);
-  crowd.end();
+  {
+    Crowd crowd(*world);
+    for (std::size_t requests = 0; requests < kMostRequests && !from.done(); ++requests) crowd.act(from);
+    crowd.end();
+  }
+  world->expect_empty();
+  world->log.clear();
+  if (++counts.inputs % 100'000 == 0) counts.print();
   return 0;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: any text as a configuration file. It is taken or refused in words that name the file. A configuration that
-// was taken is the same when it is read again. tests/proto/fuzz_decode.cpp says how a target is built and run.
+// was taken is the same when it is read again. docs/testing.md (Long runs) says how a target is built and run.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +17,8 @@ void require(bool holds, const char* what) {
 }
 
 }  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) { return 0; }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace shmb::daemon;

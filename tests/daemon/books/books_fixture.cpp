@@ -39,6 +39,11 @@ FakeLink::FakeLink(Peer peer) : peer_(std::move(peer)) {
   fds_.reserve(SHMBW_MAX_BATCH);
 }
 
+std::span<std::byte> request_room() {
+  static std::vector<std::byte> bytes(SHMBW_MAX_MESSAGE);
+  return bytes;
+}
+
 std::uint8_t (&raw(std::array<std::uint8_t, 16>& bytes))[16] {
   return *reinterpret_cast<std::uint8_t(*)[16]>(bytes.data());
 }
@@ -71,7 +76,10 @@ World::World(Config config, BrokerFacts facts) {
 }
 
 World::~World() {
-  if (!check_at_end) return;
+  if (check_at_end) expect_empty();
+}
+
+void World::expect_empty() {
   advance(30LL * 24 * 3600 * kSecond);  // every keep, ticket and shelf is over
   wait_for_closes();
   CHECK(books->idle());

@@ -111,6 +111,9 @@ inline constexpr std::uint32_t kWrite = SHMBW_RIGHT_MAP_READ | SHMBW_RIGHT_MAP_W
 
 class World;
 
+// For the one request that is being written.
+std::span<std::byte> request_room();
+
 // One connected process.
 class Client {
  public:
@@ -122,8 +125,7 @@ class Client {
   // Sends one request; the reply is the last of link().replies. Fails the test if there is not exactly one.
   template <class T>
   Packet& call(std::uint16_t op, const T& fixed, std::string_view texts = {}, std::uint16_t flags = 0) {
-    std::vector<std::byte> buffer(SHMBW_MAX_MESSAGE);
-    wire::Writer out(buffer);
+    wire::Writer out(request_room());
     out.begin(op, ++tag_, Status::ok, fixed, flags);
     out.text(texts);
     return exchange(out.finish(link_->brought.size()));
@@ -131,8 +133,7 @@ class Client {
   template <class T>
   Packet& batch(std::uint16_t op, const std::vector<T>& elements, std::string_view texts = {},
                 std::uint16_t flags = 0) {
-    std::vector<std::byte> buffer(SHMBW_MAX_MESSAGE);
-    wire::Writer out(buffer);
+    wire::Writer out(request_room());
     out.begin_batch<T>(op, ++tag_, elements.size(), flags);
     for (std::size_t i = 0; i < elements.size(); ++i) out.element(i, elements[i]);
     out.text(texts);
@@ -218,6 +219,7 @@ class World {
   Client admin();
   Client silent(std::uint32_t uid = 1000, std::uint32_t pid = 0, bool pidfd = true);
   void advance(std::int64_t by);
+  void expect_empty();     // once every keep, ticket and shelf is over; the sessions have ended before
   void wait_for_closes();  // regions that a helper thread closes
   shmbw_status_reply status();
   // Sooner or later: what clients brought is closed on a thread, and counts until then.
