@@ -214,29 +214,47 @@ def silent_process(path):
     return pid
 
 
+def compared(workers, count):
+    """Times of requests to an idle broker and to one that is busy. They alternate, so what else the host does delays
+    both alike."""
+    times = ([], [])
+    for _ in range(count // 20):
+        for worker, into in zip(workers, times):
+            into += latencies(worker, 20)
+    return times
+
+
+def ratio_of(times, part):
+    idle, busy = times
+    return percentile(busy, part) / percentile(idle, part)
+
+
 def silent(program, long):
-    """100 clients ask for descriptors and read nothing: another one is served all the time."""
+    """100 clients ask for descriptors and read nothing: another one is served all the time, as by a broker without them."""
     rounds, count = (9, 2000) if long else (1, 300)
-    ratios = []
+    ratios, medians = [], []
     for _ in range(rounds):
-        with Broker(program) as broker:
-            worker = Client(broker.path)
-            assert worker.answer()[0] == 0
-            idle = percentile(latencies(worker, count), 0.99)
+        with Broker(program) as idle, Broker(program) as broker:
+            workers = [Client(idle.path), Client(broker.path)]
+            assert all(worker.answer()[0] == 0 for worker in workers)
             lazy = silent_process(broker.path)  # a process of its own: what it leaves unread counts for it
-            beside = latencies(worker, count)
+            times = compared(workers, count)
+            worker = workers[1]
             for _ in range(20):
                 assert worker.ask(create(1))[0] == 0
-            ratios.append(percentile(beside, 0.99) / idle)
+            ratios.append(ratio_of(times, 0.99))
+            medians.append(ratio_of(times, 0.5))
             os.kill(lazy, signal.SIGKILL)
             os.waitpid(lazy, 0)
             deadline = time.monotonic() + 120
             while struct.unpack_from("<I", worker.ask(packet(STATUS, bytes(8)))[1], HEADER.size + IN_FLIGHT)[0] != 0:
                 assert time.monotonic() < deadline, "descriptors stay in flight to clients that have gone"
                 time.sleep(0.01)
-            worker.close()
+            for worker in workers:
+                worker.close()
     print(f"silent: 100 clients that read nothing, {rounds} x {count} requests of another one: p99 beside them is "
-          f"{statistics.median(ratios):.2f} x that of an idle broker (median; {min(ratios):.2f} to {max(ratios):.2f})")
+          f"{statistics.median(ratios):.2f} x that of an idle broker asked in turn (median of rounds; {min(ratios):.2f} to "
+          f"{max(ratios):.2f}), the median {statistics.median(medians):.2f} x")
 
 
 def stopped(program, tool, long):
@@ -274,25 +292,26 @@ def stopped(program, tool, long):
 def connects(program, long):
     """One process connects and leaves all the time, while another one works."""
     total = 100_000 if long else 2000
-    with Broker(program) as broker:
-        worker = Client(broker.path)
-        assert worker.answer()[0] == 0
-        idle = percentile(latencies(worker, 500), 0.99)
-        times = []
+    with Broker(program) as idle, Broker(program) as broker:
+        workers = [Client(idle.path), Client(broker.path)]
+        assert all(worker.answer()[0] == 0 for worker in workers)
+        times = ([], [])
         for number in range(total):
             client = Client(broker.path, greet=number % 2 == 0)
             if number % 4 == 0:
                 client.answer()
             client.close()
             if number % 20 == 0:
-                times += latencies(worker, 1)
-        assert worker.ask(create(5))[0] == 0
-        worker.close()
+                for worker, into in zip(workers, times):
+                    into += latencies(worker, 1)
+        assert workers[1].ask(create(5))[0] == 0
+        for worker in workers:
+            worker.close()
         last = Client(broker.path)
         assert last.answer()[0] == 0
         last.close()
-        print(f"connects: {total} from one process, {len(times)} requests of another one beside them: p99 is "
-              f"{percentile(times, 0.99) / idle:.2f} x that of an idle broker")
+        print(f"connects: {total} from one process, {len(times[1])} requests of another one beside them: p99 is "
+              f"{ratio_of(times, 0.99):.2f} x that of an idle broker asked in turn, the median {ratio_of(times, 0.5):.2f} x")
 
 
 def as_user(uid, work):
@@ -339,21 +358,21 @@ def users(program, long):
         print("SKIPPED: case: users: needs root, for processes of two users")
         return
     total = 100_000 if long else 2000
-    with Broker(program, user=64901) as broker:
-        worker = Client(broker.path)
-        assert worker.answer()[0] == 0
-        idle = latencies(worker, 2000)
+    with Broker(program, user=64901) as idle, Broker(program, user=64901) as broker:
+        workers = [Client(idle.path), Client(broker.path)]
+        assert all(worker.answer()[0] == 0 for worker in workers)
         pid, done = as_user(64902, lambda: flood(broker.path, total))
-        times = []
+        times = ([], [])
         while not select.select([done], [], [], 0)[0]:
-            times += latencies(worker, 20)
-            assert worker.ask(create(1))[0] == 0
+            for into, more in zip(times, compared(workers, 20)):
+                into += more
+            assert workers[1].ask(create(1))[0] == 0
         assert result_of(pid, done, broker.log) == total
-        worker.close()
-        print(f"users: {total} connections of one user, {len(times)} requests of another one beside them, on "
-              f"{len(os.sched_getaffinity(0))} cores: p99 is "
-              f"{percentile(times, 0.99) / percentile(idle, 0.99):.2f} x that of an idle broker, the median "
-              f"{statistics.median(times) / statistics.median(idle):.2f} x")
+        for worker in workers:
+            worker.close()
+        print(f"users: {total} connections of one user, {len(times[1])} requests of another one beside them, on "
+              f"{len(os.sched_getaffinity(0))} cores: p99 is {ratio_of(times, 0.99):.2f} x that of an idle broker asked in turn, "
+              f"the median {ratio_of(times, 0.5):.2f} x")
 
 
 def attach_by_id(region):
@@ -459,9 +478,10 @@ def mix(program, seconds):
             time.sleep(0.01)
         last.close()
         late = [point for point in points if point[0] > seconds / 5]
-        memory = slope([(x, y) for x, y, _ in late]) * 60 / 1024
+        memory, at_last = (slope([(x, y) for x, y, _ in points if x > seconds * part]) * 60 / 1024 for part in (0.2, 0.5))
         print(f"mix: {seconds:.0f} s, {sessions} sessions, {requests} requests: own memory from {points[0][1] >> 10} to "
-              f"{points[-1][1] >> 10} KiB, slope {memory:+.2f} KiB a minute from the second fifth on; descriptors "
+              f"{points[-1][1] >> 10} KiB, slope {memory:+.2f} KiB a minute from the second fifth on, {at_last:+.2f} in the second half; "
+              f"descriptors "
               f"{min(p[2] for p in late)} to {max(p[2] for p in late)}")
 
 
