@@ -30,7 +30,7 @@ namespace {
 // Allowed with any arguments.
 constexpr int kAlways[] = {
     // packets and descriptors
-    SCMP_SYS(accept4), SCMP_SYS(recvmsg), SCMP_SYS(sendmsg), SCMP_SYS(shutdown), SCMP_SYS(getsockopt),
+    SCMP_SYS(accept4), SCMP_SYS(recvmsg), SCMP_SYS(sendmsg), SCMP_SYS(sendto), SCMP_SYS(shutdown), SCMP_SYS(getsockopt),
     SCMP_SYS(getsockname), SCMP_SYS(getpeername), SCMP_SYS(close), SCMP_SYS(read), SCMP_SYS(write), SCMP_SYS(writev),
     // waiting
     SCMP_SYS(epoll_ctl), SCMP_SYS(epoll_wait), SCMP_SYS(epoll_pwait), SCMP_SYS(io_uring_enter), SCMP_SYS(poll),
