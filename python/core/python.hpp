@@ -8,6 +8,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -36,13 +37,21 @@ class Ref {
   PyObject* it_ = nullptr;
 };
 
-// The calling thread without the GIL.
+// The calling thread without the GIL. Once the interpreter ends, Python ends a thread that asks for the GIL
+// (pthread_exit). That would unwind this module, whose destructors need the GIL. So such a thread stays here until its
+// process has gone.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;
-  ~Unlocked() { PyEval_RestoreThread(state_); }
+  ~Unlocked() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      for (;;) ::pause();
+    }
+  }
 
  private:
   PyThreadState* state_;

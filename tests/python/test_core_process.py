@@ -51,6 +51,25 @@ threading.Thread(target=lambda: session.next_event(timeout=None), daemon=True).s
 """)
 
 
+def test_daemon_threads_that_come_back_while_the_interpreter_ends_harm_nothing(python):
+    assert python("""
+import sys, threading, time, shmbroker
+session = shmbroker.connect(group="")
+queue = session.queue("q", kind="mpmc")
+def poll(call):
+    while True:
+        try: call(timeout=0.0005)
+        except TimeoutError: pass
+class SlowToGo:
+    def __del__(self):
+        for _ in range(10): time.sleep(0.01)  # others may have the GIL
+slow = SlowToGo()
+slow.cycle = slow
+for call in (queue.receive, session.next_event) * 3: threading.Thread(target=poll, args=(call,), daemon=True).start()
+time.sleep(0.1)
+""") == ""
+
+
 def test_a_forked_child_uses_its_parents_objects(python):
     out = python("""
 import os, threading, shmbroker
