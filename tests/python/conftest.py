@@ -66,6 +66,22 @@ def broker():
 
 
 @pytest.fixture
+def private(monkeypatch):
+    """No broker is named: programs find the private one of this directory, and start one where there is none."""
+    import shmbroker
+    directory = tempfile.mkdtemp(prefix="shmb-private-")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+    for name in ("SHMBROKER_SOCKET", "SHMBROKER_GROUP"):
+        monkeypatch.delenv(name, raising=False)
+    yield directory
+    try:
+        os.kill(shmbroker.status().pid, signal.SIGTERM)
+    except shmbroker.NoBroker:
+        pass
+    subprocess.run(["rm", "-rf", directory], check=True)
+
+
+@pytest.fixture
 def session(broker):
     import shmbroker
     with shmbroker.connect(group="", program="pytest") as it:

@@ -143,6 +143,139 @@ assert child.exitcode == 0
 """)
 
 
+QUEUES = """
+import os, queue, signal, sys, time
+import numpy, shmbroker
+from shmbroker import mp
+def kill(): os.kill(shmbroker.status().pid, signal.SIGKILL)
+def lost(call, word="new queue"):
+    try: call()
+    except shmbroker.SessionLost as error: assert word in str(error), error
+    else: raise AssertionError("nothing was raised")
+def until_lost(call):
+    for _ in range(500):
+        try: call()
+        except (queue.Empty, queue.Full): pass
+        except shmbroker.SessionLost: return
+        time.sleep(0.01)
+    raise AssertionError("a loop of calls that do not wait would never end")
+"""
+
+
+@pytest.mark.parametrize("kind", ["Queue()", "Queue(4)", "SimpleQueue()", "JoinableQueue()"])
+def test_what_waits_in_a_queue_arrives_or_is_told_and_the_queue_says_how_to_go_on(private, python, kind):
+    python(QUEUES + f"""
+old = mp.{kind}
+handed = mp.empty(300000)
+old.put(1)
+assert old.get() == 1
+for item in ("first", numpy.ones(300000), "last"): old.put(item)
+kill()
+assert old.get() == "first"
+lost(old.get, "the item is lost")
+assert old.get() == "last"
+old.put("small")
+assert old.get() == "small"
+for _ in range(2):
+    lost(lambda: old.put(numpy.ones(300000)))
+    lost(old.get)
+    lost(lambda: old.put(handed))
+    new = mp.{kind}  # from here on there is another broker
+    for array in numpy.ones(300000), handed[:]:
+        new.put(array)
+        assert new.get().shape == (300000,)
+if hasattr(old, "join"): lost(old.join)
+until_lost(lambda: old.empty())
+if hasattr(old, "get_nowait"):
+    until_lost(old.get_nowait)
+    until_lost(old.qsize)
+    until_lost(old.full)
+old.close()
+""")
+
+
+def test_a_full_queue_tells_a_producer_that_does_not_wait(private, python):
+    python(QUEUES + """
+full = mp.Queue(1)
+full.put(1)
+try: full.put(2, timeout=0.01)
+except queue.Full: pass
+kill()
+until_lost(lambda: full.put_nowait(2))
+assert full.get() == 1
+""")
+
+
+def test_items_that_found_no_room_are_counted_at_the_end_of_their_process(private, python):
+    out = python(QUEUES + """
+many = mp.Queue()
+for number in range(1000): many.put(number)
+kill()
+""")
+    assert "744 items that this process has put into a queue are lost" in out
+    out = python(QUEUES + """
+many = mp.Queue()
+for number in range(1000): many.put(number)
+kill()
+until_lost(lambda: many.put(1))
+""")
+    assert out == "", "the program was told already"
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_child_from_before_makes_new_queues_and_an_old_queue_is_no_argument_of_a_new_child(private, tmp_path, method):
+    program = tmp_path / "program.py"
+    program.write_text(QUEUES + f"""
+def work(end, old):
+    end.send("started")
+    end.recv()
+    lost(lambda: old.put(numpy.ones(300000)))
+    new = mp.Queue()
+    new.put(numpy.ones(300000))
+    end.send(new.get().sum())
+    end.send(numpy.ones(300000))
+    end.recv()
+if __name__ == "__main__":
+    ctx = mp.get_context("{method}")
+    old = ctx.Queue()
+    one, other = ctx.Pipe()
+    child = ctx.Process(target=work, args=(other, old))
+    child.start()
+    assert one.recv() == "started"
+    kill()
+    one.send("go on")
+    assert one.recv() == one.recv().sum() == 300000
+    one.send(None)
+    child.join()
+    assert child.exitcode == 0
+    lost(ctx.Process(target=work, args=(other, old)).start)
+""")
+    subprocess.run([sys.executable, program], timeout=60, check=True)
+
+
+def test_what_waits_in_a_pipe_is_told_and_the_pipe_goes_on(private, python):
+    python(QUEUES + """
+one, other = mp.Pipe()
+for _ in range(2): one.send(numpy.ones(300000))
+handed = mp.empty(300000)
+kill()
+lost(other.recv, "")
+new = mp.Queue()
+lost(other.recv, "")
+one.send(numpy.ones(300000))
+assert other.recv().sum() == 300000
+one.send(handed)
+assert other.recv().shape == (300000,)
+one.send(numpy.ones(300000))
+kill()
+other.close()
+one.close()
+try: shmbroker.status()
+except shmbroker.NoBroker: pass
+else: raise AssertionError("a broker was started to take a ticket back")
+""")
+
+
 def test_a_pool_without_a_broker_closes_and_joins(mortal, python):
     python(WAITS + """
 import shmbroker

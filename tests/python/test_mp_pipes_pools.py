@@ -61,6 +61,19 @@ def test_what_went_through_a_pipe_arrives_when_its_sender_was_killed(fork):
     assert reader.recv().sum() == 1 << 18
 
 
+def test_what_a_child_has_sent_arrives_after_its_end_also_in_a_program_that_made_no_queue(broker, python):
+    assert python("""
+import numpy
+from shmbroker import mp
+ctx = mp.get_context("fork")
+one, other = ctx.Pipe()
+child = ctx.Process(target=lambda: other.send(numpy.ones(100000)))
+child.start()
+child.join()
+print(one.recv().sum())
+""") == "100000.0\n"
+
+
 def test_what_nobody_reads_from_a_pipe_is_freed_when_its_reader_has_gone(fork):
     from shmbroker.mp import place
     reader, writer = fork.Pipe(duplex=False)

@@ -126,6 +126,35 @@ if __name__ == '__main__':
     assert done.stdout == "ok 64\n", done.stderr
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loader_made_after_the_death_of_a_broker_works_beside_the_iterator_of_an_earlier_one(private, method):
+    done = program(script(None, f"""
+if __name__ == '__main__':
+    import multiprocessing, signal
+    multiprocessing.set_forkserver_preload(['torch'])
+    def loader(persistent=False):
+        return DataLoader(Images(64, 5000), batch_size=8, num_workers=2, persistent_workers=persistent,
+                          multiprocessing_context='{method}')
+    old, lasting = iter(loader()), loader(True)
+    next(old)
+    print(sum(1 for _ in lasting))
+    workers = old._workers + lasting._iterator._workers
+    os.kill(shmbroker.status().pid, signal.SIGKILL)
+    for named in old, lasting:
+        try:
+            for batch in named:
+                pass
+        except shmbroker.SessionLost as error:
+            print('lost' if 'new DataLoader' in str(error) else error)
+    print(sum(1 for _ in loader()))
+    for worker in workers:
+        worker.join(20)
+    print([worker.exitcode for worker in workers])
+    print(sum(1 for _ in loader(True)))
+"""))
+    assert done.stdout == "8\nlost\nlost\n8\n[0, 0, 0, 0]\n8\n", (done.stdout, done.stderr)
+
+
 def test_many_batches_leave_no_growth_and_no_manager(broker):
     done = program(script(None, """
 import psutil

@@ -10,7 +10,7 @@ import signal
 import time
 
 import pytest
-from torch_world import end, fork, installed, program, start, torch, until, used  # noqa: F401
+from torch_world import end, fork, installed, program, run_beside, start, torch, until, used  # noqa: F401
 
 import shmbroker
 import shmbroker.torch
@@ -215,23 +215,79 @@ if __name__ == '__main__':
     assert told[0].stdout == told[1].stdout and "False True 16.0" in told[0].stdout, (told[0].stderr, told[0].stdout)
 
 
-def test_a_killed_broker_leaves_the_tensors_and_ends_new_ones_with_its_name(broker):
-    done = program("""
+def test_a_killed_broker_leaves_the_tensors_and_new_ones_come_from_the_next(broker):
+    running = run_beside("""
 import os, signal, torch, shmbroker, shmbroker.torch
-from shmbroker import _core
 shmbroker.torch.install()
 held = torch.ones(1 << 20).share_memory_()
-private = torch.full((1 << 20,), 2.0)
+plain = torch.full((1 << 20,), 2.0)
 os.kill(int(os.environ['BROKER']), signal.SIGKILL)
 try:
-    private.share_memory_()
-except shmbroker.Error as error:
-    print(type(error).__name__)
-print(held.sum().item(), private.sum().item(), private.is_shared())
+    plain.share_memory_()
+except shmbroker.NoBroker as error:
+    print("no broker" in str(error))
+print(held.sum().item(), plain.sum().item(), plain.is_shared(), flush=True)
+input()
+print(plain.share_memory_().is_shared(), plain.sum().item(), held.is_shared(), shmbroker.torch.install())
 """, BROKER=str(broker.process.pid))
-    broker.process.wait()
-    broker.start()
-    assert done.stdout == "SessionLost\n1048576.0 2097152.0 False\n", (done.stdout, done.stderr)
+    with running:
+        told = [running.stdout.readline() for _ in range(2)]
+        broker.process.wait()
+        broker.start()
+        told.append(running.communicate("go on\n", timeout=60)[0])
+    assert told == ["True\n", "1048576.0 2097152.0 False\n", "True 2097152.0 True True\n"]
+
+
+def test_after_the_death_of_a_broker_old_objects_say_so_and_new_ones_work(private):
+    done = program("""
+import os, signal, torch, shmbroker, shmbroker.torch
+import torch.multiprocessing as mp
+def double(source, target):
+    target.put(source.get() * 2)
+def tell(call):
+    try:
+        return call()
+    except ConnectionError as error:
+        return f"{type(error).__name__}: {'clone()' in str(error)} {'new queue' in str(error)}"
+def put(queue, tensor):
+    queue.put(tensor)
+    return queue.get().sum().item()
+def pipe(tensor):
+    one, other = mp.Pipe()
+    one.send(tensor)
+    return other.recv().sum().item()
+if __name__ == "__main__":
+    shmbroker.torch.install()
+    held, queue = torch.ones(300000).share_memory_(), mp.Queue()
+    queue.put(torch.ones(300000))
+    os.kill(shmbroker.status().pid, signal.SIGKILL)
+    print("an item that waited", tell(queue.get))
+    print("the old queue", tell(lambda: put(queue, torch.ones(300000))))
+    print("new memory", torch.ones(300000).share_memory_().is_shared())
+    print("the old queue", tell(lambda: put(queue, torch.ones(300000))))
+    new = mp.Queue()
+    print("a new queue", put(new, torch.ones(300000)), pipe(torch.ones(300000)))
+    print("an old tensor", tell(lambda: put(new, held)), tell(lambda: pipe(held)), held.sum().item())
+    print("its clone", put(new, held.clone()))
+    target = mp.Queue()
+    child = mp.Process(target=double, args=(new, target))
+    child.start()
+    new.put(torch.ones(300000))
+    print("a new process", target.get().sum().item())
+    child.join()
+    with mp.Pool(1) as pool:
+        print("a new pool", pool.apply(torch.sum, (torch.ones(300000),)).item())
+""")
+    assert done.stdout == """an item that waited SessionLost: False True
+the old queue SessionLost: False True
+new memory True
+the old queue SessionLost: False True
+a new queue 300000.0 300000.0
+an old tensor SessionLost: True False SessionLost: True False 300000.0
+its clone 300000.0
+a new process 600000.0
+a new pool 300000.0
+""", (done.stdout, done.stderr)
 
 
 def test_random_kills_of_producers_and_consumers_leave_nothing(fork):

@@ -122,3 +122,9 @@ def program(text, *, before=(), timeout=120, **environment):
             return subprocess.run([*before, sys.executable, path], capture_output=True, text=True, timeout=timeout,
                                   env=os.environ | environment)
         return run_file(path, timeout=timeout, **environment)
+
+
+def run_beside(text, **environment):
+    """A program that is spoken with while it runs."""
+    return subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                            env=os.environ | environment)

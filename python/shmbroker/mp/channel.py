@@ -26,6 +26,7 @@ CELLS = 256
 INLINE = 120
 PROCESSES = 64
 _PATIENCE = 2.0  # seconds
+_LOOK = 1.0
 _REST = 0.02
 
 
@@ -45,6 +46,7 @@ class Channel:
     def _prepare(self) -> None:
         self._lock = threading.Lock()
         self._queue: _core.Queue | None = None
+        self._next_check = 0.0
         self.at_hand: list[bytes | _core.Message] = []  # came while we looked whether one is there
         self._out: _core.Queue | None = None  # to send, where _queue is only to read
         _channels.add(self)
@@ -56,6 +58,10 @@ class Channel:
 
     def __getstate__(self) -> Any:
         context.assert_spawning(self)
+        try:
+            self.session.ping()  # a child could not open this queue
+        except errors.SessionLost as error:
+            raise place.whole(error) from None
         keep_for_child(self.pool)
         return self.address, self.pool.id, self._settings
 
@@ -67,6 +73,18 @@ class Channel:
         except errors.Error as error:
             raise place.whole(error)
         self._prepare()
+
+    def check(self) -> None:
+        """For calls that do not wait: a wait learns of the broker's end by itself. Looks once a second."""
+        now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + _LOOK
+        try:
+            place.heed(self.session)
+        except errors.SessionLost as error:
+            self._next_check = 0.0
+            raise place.whole(error) from None
 
     def use_as(self, role: str) -> None:
         """This process uses only this end, "reader" or "writer". A reader that never reads would keep the lanes of dead
@@ -138,6 +156,8 @@ class Channel:
             if queue.role != "reader":
                 raise
             self._resend(self._out or self._open_to_send(), parts, timeout, kind)
+        except errors.SessionLost as error:
+            raise place.whole(error) from None
 
     @staticmethod
     def _resend(queue: _core.Queue, parts: Any, timeout: float | None, kind: int) -> None:
@@ -147,6 +167,8 @@ class Channel:
                 return queue.send(parts, timeout, type=kind)
             except errors.PeerGone:
                 pass
+            except errors.SessionLost as error:
+                raise place.whole(error) from None
 
     def send_many(self, messages: list[Any]) -> int:
         """Waits for room for the first one, and sends of the others as many as there is room for. Returns how many."""
@@ -158,6 +180,8 @@ class Channel:
                 return queue.send_many(messages, None, wait_for_all=False)
             except errors.PeerGone:
                 pass  # as in _resend
+            except errors.SessionLost as error:
+                raise place.whole(error) from None
 
     def receive(self, timeout: float | None) -> bytes | _core.Message:
         """The next message; a small one as bytes. Raises queue.Empty, and EOFError where nobody is left who could send one."""
@@ -166,8 +190,13 @@ class Channel:
             return queue.receive_small(timeout)
         except errors.Timeout:
             raise Empty from None
+        except errors.Empty:
+            self.check()
+            raise
         except errors.PeerGone:
             pass
+        except errors.SessionLost as error:
+            raise place.whole(error) from None
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._orphan()
@@ -177,6 +206,8 @@ class Channel:
                 raise Empty from None
             except errors.PeerGone:
                 pass
+            except errors.SessionLost as error:
+                raise place.whole(error) from None
 
     def _orphan(self) -> None:
         if parent_has_ended() and (self.of_parent or self.pool.info().participants == 1):

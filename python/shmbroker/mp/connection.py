@@ -36,9 +36,9 @@ class Envelope:
     """An object as a small pickle and regions with tickets. Unpickling it gives the object."""
 
     def __init__(self, obj: Any, *, lend: bool = False) -> None:
-        self.tickets: list[Any] = []
+        self.tickets: list[Any] = []  # each with its session
         self._handed: list[_core.Region] = []
-        self._theirs: list[Any] = []  # tickets that reducers have made
+        self._theirs: list[Any] = []  # those that reducers have made
         before, pickling.work.tickets = pickling.work.tickets, self._theirs
         try:
             chunks, buffers = pickling.dump(obj, LARGE)
@@ -58,8 +58,7 @@ class Envelope:
             raise
 
     def _seal(self, chunks: list[Any], buffers: list[memoryview], lend: bool) -> None:
-        _, address = place.home()
-        self._address = address
+        session, address = place.home()
         pieces: list[tuple[int, int, int]] = []  # number of the region, offset, length
         stream: Any = None
         size = pickling.length(chunks)
@@ -72,7 +71,7 @@ class Envelope:
         copies = []
         regions: list[Any] = [None]
         for view in buffers:
-            region = memory.handed(view)
+            region = memory.handed(view, session)
             if region is not None:
                 self._handed.append(region)
                 pieces.append((len(regions), 0, view.nbytes))
@@ -83,20 +82,21 @@ class Envelope:
             copies.append((total, view))
             total += view.nbytes
         if total:
-            regions[0] = region = place.new_region(total)
+            regions[0] = region = session.create(total, many_writers=True, uninitialised=True)
             with memoryview(region) as target:
                 if isinstance(stream, tuple):
                     pickling.fill(target[:size], chunks)
                 for offset, view in copies:
                     target[offset:offset + view.nbytes] = view
+        tickets: list[Any] = []
         for region in regions:
             if region is None:
-                self.tickets.append(None)
-            elif lend:
-                self.tickets.append(region.lend(write=True))
-            else:
-                self.tickets.append(region.ticket(write=True, lifetime=_LIFETIME))
-        self.stream = pickle.dumps(_Sealed((address, tuple(t and bytes(t) for t in self.tickets), stream, pieces)), 5)
+                tickets.append(None)
+                continue
+            ticket = region.lend(write=True) if lend else region.ticket(write=True, lifetime=_LIFETIME)
+            self.tickets.append((session, ticket))
+            tickets.append(bytes(ticket))
+        self.stream = pickle.dumps(_Sealed((address, tuple(tickets), stream, pieces)), 5)
         self.tickets += self._theirs
 
     def fail(self) -> None:
@@ -125,17 +125,14 @@ def _open(address: Any, tickets: Any, stream: Any, pieces: Any) -> Any:
 
 
 def revoke(tickets: Any) -> None:
-    """Ends the tickets that nobody has used; the others have ended."""
-    tickets = [ticket for ticket in tickets if ticket]
-    if tickets:
-        session, _ = place.home()
-        for ticket in tickets:
-            try:
-                session.revoke(ticket)
-            except errors.NotFound:
-                pass
-            except errors.Error:
-                return
+    """Ends the tickets that nobody has used; the others have ended, or have gone with their broker."""
+    for session, ticket in tickets:
+        try:
+            session.revoke(ticket)
+        except (errors.NotFound, errors.SessionLost, errors.GroupEnded):
+            pass
+        except errors.Error:
+            return  # a broker that does not answer is asked once
 
 
 class Connection(_base.Connection):
@@ -157,7 +154,7 @@ class Connection(_base.Connection):
         if envelope.tickets:
             if self._sent is None:
                 self._sent = collections.deque(maxlen=1024)
-            self._sent.extend(ticket for ticket in envelope.tickets if ticket)
+            self._sent.extend(envelope.tickets)
 
     def _forget(self) -> None:
         sent, self._sent = self._sent, None
@@ -177,6 +174,7 @@ class Connection(_base.Connection):
 
 def Pipe(duplex: bool = True) -> tuple[Connection, Connection]:
     """As multiprocessing.Pipe."""
+    place.prepare()
     if duplex:
         one, other = socket.socketpair()
         one.setblocking(True)

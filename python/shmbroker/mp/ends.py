@@ -15,6 +15,7 @@ import time
 from multiprocessing import util
 from queue import Empty
 
+from .. import errors
 from . import message, pickling
 
 TYPE_CHECKING = False
@@ -87,7 +88,10 @@ class Reader:
                 received = self._channel.receive(timeout)
             return received
         finally:
-            self._look()
+            try:
+                self._look()
+            except errors.SessionLost:
+                pass  # the next take tells it, and what was received is not lost
 
     def _look(self) -> bool:
         """Whether there is a message; where there is none, the descriptor tells of the next one."""
@@ -101,6 +105,9 @@ class Reader:
                     pass
                 except EOFError:
                     there = True
+                except errors.SessionLost:
+                    self._bell.set(True)
+                    raise
             if self._bell is not None:
                 self._bell.set(there)
             return there
@@ -121,6 +128,7 @@ class Reader:
         if self._channel.at_hand or self._channel.depth() > 0:
             return True
         if timeout is not None and timeout <= 0:
+            self._channel.check()
             return False
         end = None if timeout is None else time.monotonic() + timeout
         self.fileno()

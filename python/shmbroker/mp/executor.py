@@ -12,7 +12,6 @@ import pickle
 import sys
 import weakref
 
-from .. import errors
 from .connection import Envelope, revoke
 
 TYPE_CHECKING = False
@@ -36,7 +35,7 @@ class _Put:
     def __init__(self, calls: Any) -> None:
         self._calls = weakref.ref(calls)
         self._sent: collections.deque[Any] = collections.deque(maxlen=1024)  # tickets whose worker may have died
-        weakref.finalize(calls, _end, self._sent).atexit = False
+        weakref.finalize(calls, revoke, self._sent).atexit = False
 
     def __call__(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         calls = self._calls()
@@ -47,7 +46,7 @@ class _Put:
                 pass  # the queue's own pickling fails, too, and tells the future of the call
             else:
                 obj = _Carried(envelope.stream)
-                self._sent.extend(ticket for ticket in envelope.tickets if ticket)
+                self._sent.extend(envelope.tickets)
         type(calls).put(calls, obj, block, timeout)
 
 
@@ -57,10 +56,3 @@ class _Carried:
 
     def __reduce__(self) -> Any:
         return pickle.loads, (self._stream,)
-
-
-def _end(sent: Any) -> None:
-    try:
-        revoke(sent)
-    except errors.Error:
-        pass  # without a broker there is nothing to give back

@@ -55,12 +55,13 @@ def find(buffer: Any) -> _core.Slot | _core.Region | None:
     return _core.find(buffer)
 
 
-def handed(view: memoryview) -> _core.Region | None:
-    """The region that the view covers, if `empty` made it: the one to hand over. Raises where that was done before."""
+def handed(view: memoryview, session: _core.Session) -> _core.Region | None:
+    """The region that the view covers, if `empty` made it in this session: the one to hand over. Raises where that was
+    done before. Memory of another session, such as one of an earlier broker, is copied as any other."""
     if not _own:
         return None
     region = _core.find(view)
-    if not isinstance(region, _core.Region) or region.size != view.nbytes:
+    if not isinstance(region, _core.Region) or region.size != view.nbytes or region.session is not session:
         return None
     with _lock:
         gone = _own.get(region.id)

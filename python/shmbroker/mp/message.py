@@ -42,7 +42,7 @@ class Outgoing:
                 parts = [_part(room)]
             while buffers:
                 view = buffers.pop(0)
-                region = memory.handed(view)
+                region = memory.handed(view, channel.session)
                 if region is None:
                     room = _room(channel, view.nbytes)
                     with memoryview(room) as target:
@@ -77,17 +77,25 @@ def _room(channel: Channel, size: int) -> _core.Slot | _core.Region:
     # let go is used again here, which takes a tenth of the time of new memory.
     channel.let_go()
     try:
-        return place.new_region(size)
+        return _region(channel, size)
     except errors.OutOfShared:
         end = time.monotonic() + _PATIENCE
         while True:
             channel.let_go()
             try:
-                return place.new_region(size)
+                return _region(channel, size)
             except errors.OutOfShared:
                 if time.monotonic() > end:
                     raise
             time.sleep(0.02)
+
+
+def _region(channel: Channel, size: int) -> _core.Region:
+    # In the queue's own session: a queue whose broker has gone must say so, also where there is another broker.
+    try:
+        return channel.session.create(size, many_writers=True, uninitialised=True)
+    except errors.SessionLost as error:
+        raise place.whole(error) from None
 
 
 _carriers: weakref.WeakSet[Any] = weakref.WeakSet()  # channels that have sent attached regions
@@ -115,24 +123,22 @@ def load(message: bytes | _core.Message) -> Any:
     """The object. Its buffers are the caller's alone; they go back with the last array on them."""
     if isinstance(message, bytes):
         return pickling.loads(message)
-    count = len(message)
-    if count == 1:
-        obj = pickling.loads(message)
-        message.done()
-        return obj
     before, pickling.work.message = pickling.work.message, message
     try:
         with memoryview(message) as stream:
-            obj = pickling.loads(stream, buffers=_buffers(message, count))
+            obj = pickling.loads(stream, buffers=_buffers(message))
+    except errors.SessionLost as error:
+        raise errors.SessionLost("the item is lost: its memory was with the broker, which has gone. Make a new queue: it "
+                                 "finds the next broker, or starts one") from error
     finally:
         pickling.work.message = before
     message.done()
     return obj
 
 
-def _buffers(message: _core.Message, count: int) -> Any:
+def _buffers(message: _core.Message) -> Any:
     """One after another, as the pickle asks for them: what lies behind them was attached by reducers."""
-    for number in range(1, count):
+    for number in range(1, len(message)):
         taken = message.take(number, writable=True)
         _held.add(taken)
         yield taken

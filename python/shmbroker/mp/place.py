@@ -4,6 +4,9 @@
 The first queue of a program makes a group, unless SHMBROKER_GROUP names one. Queues, connections and processes that are
 pickled carry the broker's socket and the group's variable, so children are in the group of their parent, whatever their
 start method. A forked child uses the session that it inherits. The group ends with its last process, however that ends.
+
+With a broker that dies all this is gone. What was made in its group raises SessionLost from then on. What is made later
+is in a new session and group of the next broker, which is started if there is none.
 """
 from __future__ import annotations
 
@@ -51,10 +54,13 @@ def home(*, ask: bool = True) -> tuple[_core.Session, Address]:
         if _home is not None:
             session = _places.get(_home)
             if session is None:
-                session = _places[_home] = _connect(_home)
-            if not ask or _answers(session):
+                try:
+                    session = _places[_home] = _connect(_home)
+                except (errors.NoBroker, errors.NotFound, errors.GroupEnded):
+                    pass  # this process was to be in its parent's group, which has gone with its broker
+            if session is not None and (not ask or _answers(session)):
                 return session, _home
-            del _places[_home]
+            _places.pop(_home, None)
             _home = None
         variable = os.environ.get("SHMBROKER_GROUP")
         if variable:
@@ -68,6 +74,15 @@ def home(*, ask: bool = True) -> tuple[_core.Session, Address]:
         _home = (session.info().socket, variable)
         _places[_home] = session
         return session, _home
+
+
+def prepare() -> None:
+    """Before there are children that may send something large: a group that one of them made would end with it, and what
+    it has sent too."""
+    try:
+        home()
+    except errors.Error:
+        pass  # who sends something large is told
 
 
 def call(name: str) -> None:
@@ -100,36 +115,57 @@ def adopt(address: Address | None, found_by: dict[str, str] | None = None) -> No
 
 
 def visit(address: Address) -> _core.Session:
-    """The session of another process' queue. It is also where a child process makes its own queues."""
+    """The session of another process' queue. It is also where a child process makes its own queues. SessionLost where
+    the broker of that queue has gone."""
     global _home
     with _lock:
         session = _places.get(address)
         if session is not None and session.info().lost:
             session = None
         if session is None:
-            session = _places[address] = _connect(address)
+            try:
+                session = _places[address] = _connect(address)
+            except (errors.NoBroker, errors.NotFound, errors.GroupEnded) as error:
+                raise errors.SessionLost("this was made at a broker, or in a group, that has gone, and is lost with it. "
+                                         f"Make it again ({error})") from None
         if _home is None:
             _home = address
         return session
 
 
-def check(address: Address) -> None:
-    """Raises where the broker of a queue has gone."""
-    (_places.get(address) or visit(address)).ping()
+def address_of(session: _core.Session) -> Address:
+    """By which other processes join the group of a session that is in use here."""
+    for address, one in list(_places.items()):
+        if one is session:
+            return address
+    raise errors.SessionLost("the broker of this has gone")
 
 
-def new_region(size: int) -> _core.Region:
-    """Memory for one hand-over. It still has its earlier contents."""
+def new_region(size: int, *, many_writers: bool = True) -> _core.Region:
+    """Memory in the group of this process. It still has its earlier contents."""
     session, _ = home(ask=False)
     try:
-        return session.create(size, many_writers=True, uninitialised=True)
+        return session.create(size, many_writers=many_writers, uninitialised=True)
     except (errors.SessionLost, errors.GroupEnded):  # since the last time: there may be another broker
         session, _ = home()
-        return session.create(size, many_writers=True, uninitialised=True)
+        return session.create(size, many_writers=many_writers, uninitialised=True)
+
+
+def heed(session: _core.Session) -> None:
+    """Raises SessionLost where the broker has gone, without asking it anything."""
+    try:
+        session.next_event(timeout=0)  # nobody here watches anything: the one event is the broker's end
+    except errors.Timeout:
+        return
+    if session.info().lost:
+        session.ping()
 
 
 def whole(error: errors.Error) -> errors.Error:
-    """The error with the advice that fits queues, where it is about the 64 processes of a pool."""
+    """The error with the advice that fits queues."""
+    if isinstance(error, errors.SessionLost):
+        return errors.SessionLost("the broker of this queue has gone. Make a new queue: it finds the next broker, or "
+                                  "starts one. Items that wait in it and lie in none of the broker's memory can be taken")
     if isinstance(error, errors.OutOfShared) and error.slot == "participants":
         error.sentence += " A queue is shared by at most 64 processes: use several queues, or a Pool."
     return error

@@ -75,7 +75,7 @@ class Board:
     def is_whole(self) -> bool:
         """Whether its broker is there."""
         try:
-            place.check(self._address)
+            self._region.session.ping()
         except errors.Error:
             return False
         return True
@@ -118,7 +118,9 @@ class Tasks:
         return not parent_has_ended()
 
     def get(self, board: Board, number: int) -> Any:
-        """The next task, noted on the board. EOFError: the parent has ended."""
+        """The next task, noted on the board. EOFError: the parent has ended. SessionLost: so has the broker, and the parent
+        was told of the tasks that are left here."""
+        self._channel.check()
         received = self._channel.receive(None)
         kind = received.type
         if kind == 0:
@@ -170,7 +172,7 @@ class Outcomes(SimpleQueue):
 def _over(error: errors.Error) -> errors.SessionLost:
     """As an OSError, after which the threads of the standard library's Pool know to go on."""
     if isinstance(error, errors.SessionLost):
-        return error
+        return errors.SessionLost("the broker of this pool has gone. Make a new pool: it finds the next broker, or starts one")
     return errors.SessionLost(f"the broker of this pool is gone: {error}")
 
 

@@ -11,7 +11,6 @@ import types
 from multiprocessing import context, util
 
 from .. import errors
-from . import place
 from .channel import CELLS, Channel
 from .ends import Reader, Writer
 from .message import Outgoing
@@ -101,12 +100,14 @@ class Queue:
         return self._reader.take(timeout)
 
     def qsize(self) -> int:
+        self._channel.check()
         return self._reader.count() + len(self._unsent)
 
     def empty(self) -> bool:
         return not self._reader.poll()
 
     def full(self) -> bool:
+        self._channel.check()
         return self._room is not None and self._room.full(self._channel, len(self._unsent))
 
     def get_nowait(self) -> Any:
@@ -167,7 +168,7 @@ class JoinableQueue(Queue):
             time.sleep(pause)
             pause = min(pause * 2, 0.01)
             if time.monotonic() > look:
-                place.check(self._channel.address)  # without a broker nobody takes what was put
+                self._channel.check()  # without a broker nobody takes what was put
                 look = time.monotonic() + _LOOK
 
 

@@ -15,6 +15,7 @@ from multiprocessing import context
 from queue import Full
 
 from .. import errors
+from . import place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ class Room:
 
     @staticmethod
     def _end(channel: Channel, role: str) -> Any:
-        return channel.pool.queue("room", kind="mpmc", role=role, cells=16, inline_bytes=56)
+        try:
+            return channel.pool.queue("room", kind="mpmc", role=role, cells=16, inline_bytes=56)
+        except errors.SessionLost as error:
+            raise place.whole(error) from None
 
     def _open(self, channel: Channel) -> Any:
         if self._hints is None:
@@ -113,6 +117,7 @@ class Room:
         hints = self._open(channel)
         while True:
             if not block or end is not None and time.monotonic() >= end:
+                channel.check()
                 raise Full
             self._hear()  # what was told before this look
             if self._try(channel, parts, unsent):
@@ -121,6 +126,8 @@ class Room:
                 hints.receive_bytes(LOOK if end is None else max(0.0, min(LOOK, end - time.monotonic())))
             except (errors.Empty, errors.Timeout, errors.PeerGone):
                 pass
+            except errors.SessionLost as error:
+                raise place.whole(error) from None
 
     def tell(self, channel: Channel) -> None:
         """A message was taken. Nobody is told before a producer has waited, so that consumers which are killed leave no
@@ -132,10 +139,10 @@ class Room:
                 try:
                     if self._voice is None:
                         self._voice = self._end(channel, "writer")
-                except errors.OutOfShared:  # no lane is free: those who wait look by themselves
+                except errors.Error:  # no lane is free, or no broker is there: those who wait look by themselves
                     self._silent_until = time.monotonic() + LOOK
                     return
         try:
             self._voice.send(b"", 0)
-        except (errors.Full, errors.PeerGone):
-            pass  # there are hints enough
+        except errors.Error:
+            pass  # there are hints enough, or nobody is left. The message that was taken must not be lost for that

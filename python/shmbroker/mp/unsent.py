@@ -12,6 +12,8 @@ import itertools
 import threading
 from multiprocessing import util
 
+from .. import errors
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -44,7 +46,7 @@ class Unsent:
     def add(self, outgoing: Outgoing) -> None:
         with self._lock:
             if self._failure is not None:
-                raise self._failure
+                raise self._fail()
             self._waiting.append(outgoing)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="shmbroker-unsent", daemon=True)
@@ -55,7 +57,7 @@ class Unsent:
                     self._waiting.pop()
                     raise
                 if self._wait_at_exit:
-                    self._finalizer = util.Finalize(None, self._thread.join, exitpriority=-5)
+                    self._finalizer = util.Finalize(None, self._at_exit, exitpriority=-5)
 
     def _run(self) -> None:
         while True:
@@ -63,7 +65,7 @@ class Unsent:
                 first = [outgoing.parts for outgoing in itertools.islice(self._waiting, _AT_ONCE)]
             try:
                 sent = self._channel.send_many(first)
-            except BaseException as error:  # the broker has gone: the next put and the end of the process tell it
+            except BaseException as error:  # the broker has gone: the next put tells it, or the end of the process
                 with self._lock:
                     self._failure = error
                     self._end()
@@ -74,15 +76,32 @@ class Unsent:
                     self._waiting.popleft()
                 if not self._waiting:
                     self._end()
+                    self._forget()
                     return
 
     def _end(self) -> None:
         self._thread = None
+        if self._then is not None:
+            self._then()
+
+    def _forget(self) -> None:
         if self._finalizer is not None:
             self._finalizer.cancel()
             self._finalizer = None
-        if self._then is not None:
-            self._then()
+
+    def _at_exit(self) -> None:
+        """multiprocessing prints what is raised here."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        if self._failure is not None:
+            raise errors.SessionLost(f"{len(self._waiting)} items that this process has put into a queue are lost: "
+                                     f"{self._failure}") from self._failure
+
+    def _fail(self) -> BaseException:
+        """The failure, which is told now: the end of the process need not do it."""
+        self._forget()
+        return self._failure
 
     def close(self, then: Any) -> None:
         """Calls `then` once all is sent, or cannot be sent."""
@@ -97,12 +116,10 @@ class Unsent:
         if thread is not None and self._wait_at_exit:
             thread.join()
         if self._failure is not None:
-            raise self._failure
+            raise self._fail()
 
     def cancel(self) -> None:
         """The process does not wait for it at its end; what is unsent then is lost."""
         with self._lock:
             self._wait_at_exit = False
-            if self._finalizer is not None:
-                self._finalizer.cancel()
-                self._finalizer = None
+            self._forget()

@@ -15,15 +15,19 @@ from typing import Any
 import torch
 import torch.multiprocessing as _stock
 
+from .. import errors as _errors
 from ..mp import context as _mp_context
 from ..mp import pickling as _pickling
+from ..mp import place as _place
 from ..mp import process as _process
 from ..mp import queues as _queues
 from . import reductions as _reductions
+from . import storage as _storage
 
 _pickling.reducers[torch.UntypedStorage] = _reductions.reduce_storage
 _pickling.reducers[torch.Tensor] = _reductions.reduce_tensor
 
+_WORKER = "torch.utils.data._utils.worker"  # the module of a DataLoader's workers
 _CROWD = 60  # processes with one queue; more need a pipe, because a queue of the broker is shared by at most 64
 
 
@@ -46,7 +50,7 @@ def _told(obj: Any, error: Exception) -> Any:
 
     from torch.utils.data import get_worker_info
     worker = get_worker_info()
-    if worker is None or isinstance(error, Full) or type(obj) is not tuple or len(obj) != 2:
+    if worker is None or isinstance(error, (Full, _errors.SessionLost)) or type(obj) is not tuple or len(obj) != 2:
         return None
     from torch._utils import ExceptionWrapper
     return obj[0], ExceptionWrapper(where=f"in DataLoader worker process {worker.id}")
@@ -61,6 +65,15 @@ class _Installed:
         if not installed() or getattr(_process._packing, "process", None) is self:
             return plain
         return _open, plain[:2] if isinstance(plain, tuple) and len(plain) == 2 else (None, plain)
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except _errors.SessionLost:
+            # The broker of a DataLoader has gone. Its own queue tells the training script. A worker that failed now would
+            # make torch's handler of SIGCHLD blame whatever loader is used next.
+            if getattr(self._target, "__module__", "") != _WORKER:
+                raise
 
 
 def _open(function: Any, args: Any) -> Any:
@@ -152,6 +165,7 @@ def _iterator(stock: Any) -> Any:
     def __init__(self: Any, loader: Any, *args: Any, **keywords: Any) -> None:
         crowd = loader.num_workers > _CROWD
         if crowd:
+            _place.home()  # a new one where the broker has gone, before there are workers
             _crowds.append(loader.num_workers)
         try:
             stock(self, loader, *args, **keywords)
@@ -161,6 +175,20 @@ def _iterator(stock: Any) -> Any:
 
     __init__._shmbroker_stock = stock  # type: ignore[attr-defined]
     return __init__
+
+
+def _try_get_data(stock: Any) -> Any:
+    """Where the broker has gone, stock would blame the workers: they have ended, because they have no broker either."""
+
+    def _try_get_data(self: Any, *args: Any, **keywords: Any) -> Any:
+        try:
+            return stock(self, *args, **keywords)
+        except (_errors.SessionLost, RuntimeError) as error:
+            if not isinstance(error, _errors.SessionLost) and not isinstance(error.__cause__, _errors.SessionLost):
+                raise
+        raise _storage.loader_lost()
+
+    return _try_get_data
 
 
 NAMES = ("Queue", "SimpleQueue", "JoinableQueue", "Pipe", "Pool", "Process", "get_context")  # what install() replaces

@@ -46,10 +46,11 @@ def reduce_storage(storage: Any) -> Any:
     if region is None:
         if pickling.work.alone:
             _note(storage)
-        region = _storage.move(storage)
+        region = _storage.move(storage, pickling.work.session)
     attached = pickling.work.attached
     if attached is None or region.session is not pickling.work.session:
-        return rebuild_from_ticket, (place.address(), bytes(_ticket(region)), tuple(region.id), region.size)
+        ticket = _ticket(region)
+        return rebuild_from_ticket, (place.address_of(region.session), bytes(ticket), tuple(region.id), region.size)
     return rebuild_from_part, _part(region, attached)
 
 
@@ -60,9 +61,13 @@ def _part(region: _core.Region, attached: list[Any]) -> tuple[int, tuple[int, in
 
 
 def _ticket(region: _core.Region) -> Any:
-    ticket = region.ticket(write=True, lifetime=_LIFETIME)
+    try:
+        ticket = region.ticket(write=True, lifetime=_LIFETIME)
+    except errors.SessionLost as error:
+        raise errors.SessionLost("this tensor is in memory of a broker that has gone. It stays valid where it is, and cannot "
+                                 f"be sent any more: send tensor.clone() ({error})") from error
     if pickling.work.tickets is not None:
-        pickling.work.tickets.append(ticket)  # the connection ends it where nobody comes for it
+        pickling.work.tickets.append((region.session, ticket))  # the connection ends it where nobody comes for it
     return ticket
 
 

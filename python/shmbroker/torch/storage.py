@@ -119,14 +119,23 @@ def layout() -> Layout:
     return _layout
 
 
-def new_region(size: int) -> _core.Region:
-    """Memory for one storage. It still has its earlier contents."""
-    session, _ = place.home(ask=False)
+def new_region(size: int, session: _core.Session | None = None) -> _core.Region:
+    """Memory for one storage, in that session or in that of this process. It still has its earlier contents."""
+    from torch.utils.data import get_worker_info
+    worker = get_worker_info() is not None
+    if session is None and worker:
+        session, _ = place.home(ask=False)
     if size >= LARGE:
         message.let_go()
     while True:
         try:
+            if session is None:
+                return place.new_region(size, many_writers=size < LARGE)
             return session.create(size, many_writers=size < LARGE, uninitialised=True)
+        except errors.SessionLost as error:
+            if worker:  # it ends with the broker of its loader, and does not look for another one
+                raise loader_lost() from None
+            raise place.whole(error) from None
         except errors.OutOfShared as error:
             with _lock:
                 kept = list(_kept.values())
@@ -134,6 +143,11 @@ def new_region(size: int) -> _core.Region:
             if not kept:
                 raise advised(error)
             del kept
+
+
+def loader_lost() -> errors.SessionLost:
+    return errors.SessionLost("the broker of this DataLoader has gone. Make a new iterator, or a new DataLoader where it has "
+                              "persistent workers: that finds the next broker, or starts one")
 
 
 def advised(error: errors.OutOfShared) -> errors.OutOfShared:
@@ -168,9 +182,9 @@ def new(size: int) -> Any:
     return over(new_region(size))
 
 
-def move(storage: Any) -> _core.Region:
+def move(storage: Any, session: _core.Session | None = None) -> _core.Region:
     """Puts a private storage into shared memory, in place."""
-    region = new_region(storage.nbytes())
+    region = new_region(storage.nbytes(), session)
     fresh = over(region)
     fresh.copy_(storage)
     layout().exchange(storage, fresh)

@@ -41,9 +41,8 @@ def _request(world: state.World, to: int, function: Function, args: Any, kwargs:
 def _call(to: Worker, function: Function, args: Any, kwargs: Any, timeout: float) -> tuple[Any, int]:
     world = state.current()
     rank, limit = world.info(to).id, nanoseconds(timeout, world.timeout)
-    request = _request(world, rank, function, args, kwargs)
     try:
-        return world.core.call(rank, *request, limit), limit
+        return world.core.call(rank, *_request(world, rank, function, args, kwargs), limit), limit
     except errors.Error as error:
         raise failures.of_broker(error, limit) from None
 
@@ -65,9 +64,8 @@ def remote(to: Worker, func: Function, args: Any = None, kwargs: Any = None,
     """Runs func(*args, **kwargs) at the worker `to`, which keeps the result. Gives a reference to it at once."""
     world = state.current()
     rank, limit = world.info(to).id, nanoseconds(timeout, world.timeout)
-    request = _request(world, rank, func, args, kwargs)
     try:
-        return RRef.adopt(world.core.create(rank, *request, limit), world)
+        return RRef.adopt(world.core.create(rank, *_request(world, rank, func, args, kwargs), limit), world)
     except errors.Error as error:
         raise failures.of_broker(error, limit) from None
 
@@ -76,9 +74,9 @@ def on_value(how: str, rref: RRef[Any], name: str, args: Any, kwargs: Any, timeo
     """A method of the value of a reference, at its owner, once the value is made."""
     world = rref._open(f"{how}() on it")
     rank, limit = rref._reference.info()[4], nanoseconds(timeout, world.timeout)
-    packed = message.pack(world.core, (name, args, kwargs), [rref._reference])
-    request = (rank, name, *packed, _core.CALL_ON_OBJECT, limit)
     try:
+        packed = message.pack(world.core, (name, args, kwargs), [rref._reference])
+        request = (rank, name, *packed, _core.CALL_ON_OBJECT, limit)
         if how == "remote":
             return RRef.adopt(world.core.create(*request), world)
         call = world.core.call(*request)

@@ -66,7 +66,8 @@ def of_broker(error: errors.Error, limit: int | None = None) -> Exception:
         return RpcTimeout("RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node "
                           f"does not exist. ({error})")
     kind = RpcWorkerGone if isinstance(error, (errors.WorkerGone, errors.OwnerGone)) else RpcError
-    made = kind(str(error))
+    made = kind("the broker has gone, and this world with it: leave it by shutdown(), which raises too, and join the next "
+                "by init_rpc()" if isinstance(error, errors.SessionLost) else str(error))
     made.status = error.status
     return made
 
