@@ -3,6 +3,7 @@
 #include "daemon/ledger/grant.hpp"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -50,9 +51,9 @@ Result<Fd> reopen_read_only(int fd, std::string_view what) {
   const std::string asked = "reopening " + std::string(what) + " read-only";
   if (reader.error().value == EMFILE)
     return error(Status::no_descriptors,
-                 asked +
-                     ": the broker has as many descriptors open as it may: ask again when fewer are open, or raise "
-                     "descriptors (and the hard RLIMIT_NOFILE of the broker)");
+                 asked + ": the broker (pid " + std::to_string(::getpid()) +
+                     ") has as many descriptors open as it may: ask again when fewer are open, or raise descriptors "
+                     "(and the hard RLIMIT_NOFILE of the broker)");
   Error failed = system_failure(reader.error(), asked).error();
   if (reader.error().value == ENOENT) {
     failed.status = Status::unsupported;

@@ -248,9 +248,20 @@ Error refuse_create_rate(Groups& groups, const Session& session, const Shortage&
   return refused;
 }
 
+// What makes the broker's table larger. Its size is fixed when the broker starts.
+static std::string larger_table(const Host& host) {
+  const std::string pid = "pid " + std::to_string(host.facts.pid);
+  const std::string& file = host.config.file;
+  if (host.private_mode() && host.config.descriptors == 0)
+    return "close what nobody needs; or raise the hard limit of open files (ulimit -Hn) in the shell that starts the "
+           "broker, and end " +
+           pid + " with all that it holds: the next program starts another";
+  return "raise descriptors" + (file.empty() ? "" : " in " + file) +
+         " (and the hard RLIMIT_NOFILE of the broker), then restart " + pid;
+}
+
 Error refuse_descriptors(Host& host, const Shortage& shortage) {
-  if (shortage.scope != SHMBW_SCOPE_UID)
-    return wire::limit_refusal(shortage, "the broker", "raise descriptors (and the hard RLIMIT_NOFILE of the broker)");
+  if (shortage.scope != SHMBW_SCOPE_UID) return wire::limit_refusal(shortage, "the broker", larger_table(host));
   const std::string uid = std::to_string(shortage.scope_id);
   std::string remedy = "raise limits.uid." + uid + ".descriptors";
   if (host.config.limits.uid_descriptors == 0 &&

@@ -258,6 +258,24 @@ assert all(int.from_bytes(memoryview(region)[:4], "little") == number for number
 """)
 
 
+def test_a_full_table_of_the_broker_says_whose_it_is_and_how_to_get_a_larger_one(private, python):
+    python("""
+import resource, shmbroker
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+session = shmbroker.connect(group="")
+pid = shmbroker.status().pid
+regions = []
+try:
+    while True: regions.append(session.create(4096))
+except shmbroker.NoDescriptors as error:
+    assert isinstance(error, OSError) and 50 < error.limit <= 200 and error.used == error.limit and error.asked == 1
+    for word in (f"used {error.used} of {error.limit}", f"end pid {pid}", "ulimit -Hn"):
+        assert word in str(error), error
+regions.pop()
+session.create(4096)
+""")
+
+
 def test_a_buffer_outlives_all_that_it_came_from(broker):
     session = shmbroker.connect(group="")
     region = session.create(4096)

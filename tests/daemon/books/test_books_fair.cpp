@@ -341,7 +341,7 @@ TEST_CASE("a reader that finds the table full gets limit, use and remedy, and no
   const Error refused = wire::read_element_detail(outcome.status, texts.take(outcome.detail_len).value());
   CHECK(refused.shortage.limit == 60);
   CHECK(refused.shortage.used == 60);
-  CHECK(refused.sentence.find("raise descriptors") != std::string::npos);
+  CHECK(refused.sentence.find("(ulimit -Hn) in the shell that starts the broker, and end pid ") != std::string::npos);
   for (const auto& row : reader.rows<shmbw_lease_record>(SHMBW_TABLE_LEASES)) CHECK(row.count == made + 1);
 }
 
