@@ -218,12 +218,17 @@ doctest::Context asserts;
 
 }  // namespace
 
+// Clang links libFuzzer with operator new of its own, and all of the program with operator delete of allocations.cpp. A
+// small quarantine keeps freed memory hot in the caches.
+extern "C" const char* __asan_default_options();
+extern "C" const char* __asan_default_options() { return "alloc_dealloc_mismatch=0:quarantine_size_mb=8"; }
+
 extern "C" int LLVMFuzzerInitialize(int* count, char*** words) {
   for (int i = 1; i < *count; ++i) gpu_alone = gpu_alone || std::string_view((*words)[i]) == "--gpu";
   asserts.setAsDefaultForAssertsOutOfTestCases();
   asserts.setAssertHandler([](const doctest::AssertData& failed) {
     if (!failed.m_failed) return;
-    std::fprintf(stderr, "%s:%d: %s\n", failed.m_file, failed.m_line, failed.m_expr);
+    std::fprintf(stderr, "%s:%d: %s: %s\n", failed.m_file, failed.m_line, failed.m_expr, failed.m_decomp.c_str());
     std::abort();
   });
   static const FakeGpus gpus;
