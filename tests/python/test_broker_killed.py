@@ -295,6 +295,27 @@ assert told["close"] is None, told
 """)
 
 
+def test_workers_of_a_pool_without_a_broker_leave_the_tasks_that_nobody_waits_for(private, python):
+    python(QUEUES + """
+ctx = mp.get_context("fork")
+begun = ctx.Value("i")
+def slow(number):
+    with begun.get_lock(): begun.value += 1
+    time.sleep(0.2)
+pool = ctx.Pool(2)
+outcome = pool.map_async(slow, range(200), chunksize=1)
+while begun.value < 2: time.sleep(0.01)
+kill()
+outcome.wait(1)  # its threads learn of it while they wait for a worker that computes
+for child in pool._pool: os.kill(child.pid, signal.SIGSTOP)
+lost(outcome.get, "new pool")
+for child in pool._pool: os.kill(child.pid, signal.SIGCONT)
+pool.close()
+pool.join()
+assert begun.value < 100, begun.value
+""")
+
+
 def test_programs_that_were_in_the_middle_end_and_a_new_broker_serves_new_ones(mortal, python):
     before = mortal.process.pid
     os.kill(before, signal.SIGKILL)

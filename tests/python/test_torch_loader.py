@@ -105,9 +105,28 @@ if __name__ == '__main__':
     ours._CROWD = 2
     loader = DataLoader(Images(64, 5000), batch_size=4, num_workers=3)
     total = sum(index.sum().item() for batch, index in loader if batch.is_shared())
-    print(total, type(iter(loader)._worker_result_queue).__module__)
+    from multiprocessing import queues
+    print(total, isinstance(iter(loader)._worker_result_queue, queues.Queue))
 """))
-    assert done.stdout == f"{sum(range(64))} multiprocessing.queues\n", done.stderr
+    assert done.stdout == f"{sum(range(64))} True\n", done.stderr
+
+
+def test_a_batch_that_the_thread_of_a_shared_pipe_cannot_send_is_told_too(private):
+    done = program(script(None, """
+import signal
+import shmbroker.torch.multiprocessing
+def last(batch):
+    if batch[0][1] == 4:
+        os.kill(shmbroker.status().pid, signal.SIGKILL)
+    return torch.ones(100000)
+if __name__ == '__main__':
+    shmbroker.torch.multiprocessing._CROWD = 0
+    try:
+        print(sum(1 for _ in DataLoader(Images(8, 10), batch_size=4, num_workers=1, collate_fn=last)))
+    except shmbroker.SessionLost as error:
+        print('new DataLoader' in str(error))
+"""))
+    assert done.stdout == "True\n", (done.stdout, done.stderr)
 
 
 def test_a_gibibyte_of_batches_passes_where_dev_shm_has_64_mib(broker):

@@ -205,3 +205,41 @@ def test_what_init_is_given_wrongly_is_refused(broker, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     with pytest.raises(ValueError, match="name"):
         rpc.init_rpc("a name with blanks", rank=0, world_size=1)
+
+
+AGAIN = '''
+import os, signal, torch, shmbroker
+import shmbroker.torch.rpc as rpc
+rank = int(os.environ["RANK"])
+def told(call):
+    try:
+        call()
+    except RuntimeError as error:
+        assert error.status == "session_lost" and "init_rpc()" in str(error), error
+    else:
+        raise AssertionError("nothing was raised")
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+if rank == 0:
+    held = rpc.remote("worker1", torch.ones, args=(300000,))
+    print(held.to_here().sum().item())
+    pending = rpc.rpc_async("worker1", signal.pause, timeout=0)
+    os.kill(shmbroker.status().pid, signal.SIGKILL)
+    told(pending.wait)
+    for size in 2, 300000:
+        told(lambda: rpc.rpc_sync("worker1", torch.sum, args=(torch.ones(size),)))
+        told(lambda: rpc.remote("worker1", torch.sum, args=(torch.ones(size),)).to_here())
+    told(held.to_here)
+told(rpc.shutdown)
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+if rank == 0:
+    print(rpc.rpc_sync("worker1", torch.sum, args=(torch.ones(300000),)).item())
+rpc.shutdown()
+'''
+
+
+def test_a_world_whose_broker_has_gone_says_so_and_the_next_one_works(private, tmp_path):
+    path, port = tmp_path / "again.py", free_port()
+    path.write_text(AGAIN)
+    workers = [start([sys.executable, str(path)], port, RANK=str(rank)) for rank in range(2)]
+    assert ended(workers[0]) == "300000.0\n300000.0\n"
+    ended(workers[1])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib as _importlib
 import multiprocessing as _std
 import sys as _sys
+from multiprocessing import queues as _std_queues
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ class TensorQueue(_queues.Queue):
         try:
             super().put(obj, block, timeout)
         except Exception as error:
-            told = _told(obj, error)
+            # Without its broker the queue tells the training script by itself, and this worker ends.
+            told = None if isinstance(error, _errors.SessionLost) else _told(obj, error)
             if told is None:
                 raise
             super().put(told, block, timeout)
@@ -50,10 +52,26 @@ def _told(obj: Any, error: Exception) -> Any:
 
     from torch.utils.data import get_worker_info
     worker = get_worker_info()
-    if worker is None or isinstance(error, (Full, _errors.SessionLost)) or type(obj) is not tuple or len(obj) != 2:
+    if worker is None or isinstance(error, Full) or type(obj) is not tuple or len(obj) != 2:
         return None
     from torch._utils import ExceptionWrapper
     return obj[0], ExceptionWrapper(where=f"in DataLoader worker process {worker.id}")
+
+
+class PipeQueue(_std_queues.Queue):  # type: ignore[type-arg]
+    """The standard library's, for many workers of a DataLoader. Its thread tells of a batch that cannot be sent."""
+
+    def _on_queue_feeder_error(self, e: BaseException, obj: Any) -> None:
+        told = None
+        if isinstance(e, Exception):
+            try:
+                raise e
+            except Exception as error:
+                told = _told(obj, error)
+        if told is None:
+            super()._on_queue_feeder_error(e, obj)  # type: ignore[misc]
+        else:
+            self.put(told)
 
 
 class _Installed:
@@ -98,7 +116,7 @@ class BaseContext(_mp_context.BaseContext):
     def Queue(self, maxsize: int = 0) -> Any:
         """Returns a queue object"""
         if _crowded():
-            return _std.get_context(self._method()).Queue(maxsize)
+            return PipeQueue(maxsize, ctx=_std.get_context(self._method()))
         return TensorQueue(maxsize, ctx=self.get_context())
 
     def _method(self) -> str:
