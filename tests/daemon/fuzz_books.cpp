@@ -136,6 +136,7 @@ class Crowd {
       return;
     }
     if (what >= 245) return world_.advance(std::int64_t{from.byte()} * 100'000'000);
+    client.wait_while_held();  // as the transport: it reads no further request before
     ask(client, request_of(what), from);
   }
 
