@@ -318,7 +318,7 @@ class LaneView {
   unsigned shift_ = 6;
 };
 
-// Zeroes a lane's memory and gives its cells their first words (a mpmc lane's cell k opens as {k, empty}). The broker
+// Zeroes a lane's memory and gives its cells their first words (an mpmc lane's cell k opens as {k, empty}). The broker
 // does this before the lane is entered in the directory.
 void prepare_lane(std::byte* memory, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size);
 // The same in parts: `count` cells from `from` on; the part that begins with cell 0 prepares what stands before them.

@@ -901,7 +901,7 @@ struct shmbw_queue_open {
 struct shmbw_queue_open_reply {
   uint32_t queue; /* its index in the directory */
   uint32_t serial; /* of that index */
-  uint32_t lane; /* the caller's own lane as a writer of a mpmc or broadcast queue, else 0xffffffff */
+  uint32_t lane; /* the caller's own lane as a writer of an mpmc or broadcast queue, else 0xffffffff */
   uint32_t lane_serial; /* of that lane */
 };
 

@@ -183,9 +183,9 @@ typedef struct shmb_queue_options {
 
 /** Opens own ends of a queue of a pool, and makes the queue where there is none of that name. Either side may come
  * first, and come back. A reader that names no kind makes none: it takes the queue that is there, or comes before the
- * deadline. A closed queue is opened by a reader alone, if it is a mpmc queue with messages left. One handle for each
+ * deadline. A closed queue is opened by a reader alone, if it is an mpmc queue with messages left. One handle for each
  * end in a process; its threads share it. Errors: INVALID (cells), EXISTS (settings differ: the sentence says which),
- * BUSY (a second writer of a spsc or broadcast queue, a second reader of a spsc queue, or this process has that end
+ * BUSY (a second writer of an spsc or broadcast queue, a second reader of an spsc queue, or this process has that end
  * open), DENIED (read-only participant), LIMIT, NOT_FOUND, CLOSED, DEADLINE (no queue came). */
 SHMB_API int shmb_queue_open(shmb_pool* pool, const char* name, const shmb_queue_options* options, shmb_queue** queue,
                              shmb_error* error) SHMB_NOEXCEPT;
@@ -262,7 +262,7 @@ typedef struct shmb_outgoing {
  * one part of bytes. A list that no slot can hold goes into a new region, which is slow (shmb_queue_info counts them).
  * A sent slot stays held by this process too, until it releases it; it must not be written any more. No system call
  * unless a reader sleeps or a region is sent for the first time. Errors: FULL (NO_WAIT), DEADLINE, CLOSED (if that
- * happened during the call, readers of a spsc or broadcast queue may have the message all the same), PEER_GONE
+ * happened during the call, readers of an spsc or broadcast queue may have the message all the same), PEER_GONE
  * (below), DENIED (the handle is no writer), INVALID (too large, a part of another pool), STALE, BROKEN, SESSION_LOST.
  *
  * PEER_GONE is told once for each event, then the handle goes on. A sender gets it when the last reader has died or
@@ -358,7 +358,7 @@ SHMB_API void shmb_queue_set_free(shmb_queue_set* set) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_add(shmb_queue_set* set, shmb_queue* queue, void* tag, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_queue_set_remove(shmb_queue_set* set, shmb_queue* queue, shmb_error* error) SHMB_NOEXCEPT;
 /** Which queue has something to tell: a message, or CLOSED or PEER_GONE; its turn comes last next time. `tag` (may be
- * NULL) is that of shmb_queue_set_add. Nothing is taken: another consumer of a mpmc queue may be faster, and a
+ * NULL) is that of shmb_queue_set_add. Nothing is taken: another consumer of an mpmc queue may be faster, and a
  * borrowed message stays valid. Errors: EMPTY (NO_WAIT), DEADLINE, INVALID (an empty set). */
 SHMB_API int shmb_queue_set_wait(shmb_queue_set* set, int64_t wait_ns, shmb_queue** queue, void** tag,
                                  shmb_error* error) SHMB_NOEXCEPT;

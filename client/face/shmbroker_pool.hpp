@@ -90,7 +90,7 @@ enum class Role : std::uint32_t {
 
 /// How a queue is opened or made. `cells` are the messages under way for each lane, a power of two.
 struct QueueOptions {
-  QueueKind kind = QueueKind::as_is;  // a reader waits for the queue and takes it as it is; a writer makes a spsc queue
+  QueueKind kind = QueueKind::as_is;  // a reader waits for the queue and takes its kind; a writer makes an spsc queue
   std::uint32_t cells = 0;            // 0: as the queue has them, 256 in a new one
   std::uint32_t inline_bytes = 0;     // 56 or 120; 0: as the queue has them, 56 in a new one
   bool drop_oldest = false;

@@ -2,8 +2,8 @@
 // A lane: a ring of cells in a pool's control area, with one sender and its receivers. LaneSender and LaneReceiver are
 // the common parts of the two ends of all lanes. Each kind of lane has a file with its own two ends:
 //
-// - spsc.hpp: one receiver (a line lane in the documents).
-// - mpmc.hpp: receivers compete, and each message is taken once (a claim lane).
+// - spsc.hpp: one receiver.
+// - mpmc.hpp: receivers compete, and each message is taken once.
 // - broadcast.hpp: every receiver gets every message, or with kQueueDropOldest the newest ones.
 //
 // The kind is chosen when an end is opened. From there on it is a type: SenderOf and ReceiverOf (client/queue) are
@@ -154,8 +154,8 @@ class LaneReceiver {
   LaneReceiver& operator=(const LaneReceiver&) = delete;
 
   // Returns a private copy of the next message. For kTagSlot and kTagListInSlot the handle has been checked
-  // (Participant::fits). A mpmc lane claims the message for this process: done() or give_back() must follow, and look()
-  // may be called again before that. The other kinds return the same message until done().
+  // (Participant::fits). An mpmc lane claims the message for this process: done() or give_back() must follow, and
+  // look() may be called again before that. The other kinds return the same message until done().
   virtual Look look(Received& out) = 0;
   std::uint64_t position() const { return position_; }  // of the message that was looked at last
   // Call it after keeping the slots of the message. False (drop-oldest only): the message was overwritten meanwhile and

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mpmc lanes: one sender, and receivers that compete. Exactly one of them takes each message, also when some of them
-// die. The documents call these lanes claim lanes. A queue with several senders has one such lane for each of them.
+// die. A queue with several senders has one such lane for each of them.
 //
 // The word of cell p tells the whole state of its message:
 //   empty(p)            it may be written: the message of the lap before is done

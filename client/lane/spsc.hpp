@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spsc lanes: one sender, one receiver. The documents call them line lanes.
+// Spsc lanes: one sender, one receiver.
 //
 // Sending the message of position p. `next_` is p, and both ends count it in private memory:
 //   S0  Only if the lane seems full: load `head`. Every message before it is done, and its slots come back.

@@ -10,7 +10,7 @@
 
 namespace shmb::client {
 
-// A: own a slot (A0: how often one of its group was freed). P: drop it (P2: count that). S, K, W: send on a line,
+// A: own a slot (A0: how often one of its group was freed). P: drop it (P2: count that). S, K, W: send on an spsc,
 // mpmc, broadcast lane. R, C, Q: receive. J: join a broadcast. L: the ends of a lane. Z: sleep. _half: in the middle
 // of something that is not atomic. A2l: the locked look of drop-oldest (A2' of the model). R3 is Q3 and the bit of C5
 // too. R3u: it is taken back. KR: a done cell's references are dropped. KX: an expired cell is taken back. C7: a claim

@@ -216,7 +216,7 @@ Result<Slot> Message::take_slot(std::size_t number) {
   Pool::Lock lock(pool_->me().lock());
   Part& part = parts_[number];
   if (part.status != Status::ok) return std::unexpected(part.failure);
-  if (part.kept && receiver_ != nullptr) {  // lent by a mpmc queue: the message has it until it is done
+  if (part.kept && receiver_ != nullptr) {  // lent by an mpmc queue: the message has it until it is done
     pool_->me().hold(part.slot);
     return pool_->give_to_user(part.slot, part.offset + part.length);
   }

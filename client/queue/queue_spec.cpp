@@ -49,7 +49,7 @@ Result<void> checked(const QueueSpec& spec) {
     return error(Status::invalid, "only a broadcast queue can drop its oldest messages");
   if ((spec.flags & pool::kQueueAtLeastOnce) != 0 && spec.kind > pool::QueueKind::none &&
       spec.kind != pool::QueueKind::mpmc)
-    return error(Status::invalid, "only a mpmc queue delivers at least once");
+    return error(Status::invalid, "only an mpmc queue delivers at least once");
   return {};
 }
 

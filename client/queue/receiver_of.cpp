@@ -218,7 +218,7 @@ bool ReceiverOf<L>::read_to_its_end() const {
   return true;
 }
 
-// Each waker of a mpmc queue wakes one consumer. Several may have chosen this process, which takes one message now and
+// Each waker of an mpmc queue wakes one consumer. Several may have chosen this process, which takes one message now and
 // may be busy for long. It is fully awake here, after the fence of Sleeper::wake_up. So it sees all that was published
 // by wakers that chose it, and every participant that slept before they looked.
 template <Lane L>

@@ -60,7 +60,7 @@ std::uint32_t unread(const LaneView& lane, QueueKind kind) {
   const std::uint64_t head = lane.head().load(std::memory_order_acquire) & pool::kPositionMask;
   for (std::uint32_t i = 0; i < lane.cells(); ++i) {
     const CellWord word = CellWord::of(lane.cell(i).word.load(std::memory_order_acquire));
-    // Meanwhile the reader of a spsc lane may be done with the first messages, and the sender may fill their cells
+    // Meanwhile the reader of an spsc lane may be done with the first messages, and the sender may fill their cells
     // again.
     const bool before = kind == QueueKind::spsc && pool::position_difference(word.position, head) < 0;
     count += kind == QueueKind::mpmc ? unread_in_claim(word) : word.is(CellState::full) && !before;

@@ -8,7 +8,7 @@
 // - open: its sender may send.
 // - writer_gone: the sender has closed its end, is through, or is gone. No further message comes. Receivers take the
 // rest.
-// - reader_gone: the receiver of a spsc lane has closed its end or is gone. The sender learns of it by this state.
+// - reader_gone: the receiver of an spsc lane has closed its end or is gone. The sender learns of it by this state.
 // - free: settle_lanes() gives the entry out again. The sender is gone and no process can receive from it any more
 // (D7).
 //
@@ -245,7 +245,7 @@ Result<void> check_words(const Participant& caller, const shmbw_queue_open& wish
   if ((wish.flags & SHMBW_QUEUE_OPEN_DROP_OLDEST) != 0 && wish.kind != SHMBW_QUEUE_KIND_BROADCAST)
     return error(Status::invalid, "only a broadcast queue can drop its oldest messages");
   if ((wish.flags & SHMBW_QUEUE_OPEN_AT_LEAST_ONCE) != 0 && wish.kind != SHMBW_QUEUE_KIND_MPMC)
-    return error(Status::invalid, "only a mpmc queue delivers at least once");
+    return error(Status::invalid, "only an mpmc queue delivers at least once");
   if (!std::has_single_bit(wish.cells) || wish.cells < 2 || wish.cells > 65536)
     return error(Status::invalid, "the cells of a lane are a power of two from 2 to 65536");
   if (wish.cell_size != 64 && wish.cell_size != 128) return error(Status::invalid, "a cell has 64 or 128 bytes");

@@ -32,7 +32,7 @@ class Receiving {
         free_(!alone_ || queue->receiving != mine_) {
     if (!free_)
       raise(SHMB_E_BUSY,
-            "another thread receives from this queue: only a mpmc queue (without at_least_once) serves "
+            "another thread receives from this queue: only an mpmc queue (without at_least_once) serves "
             "several threads of a process");
     else if (alone_) queue->receiving = mine_;
   }

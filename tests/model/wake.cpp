@@ -409,13 +409,13 @@ void add_wakes(std::vector<Instance>& all) {
             {.kills = 1, .stops = 1, .doorbell = true});
   add<1, 1>(all, "", "wake, TSO: a sleeper, 3 messages of a writer, futex, 1 kill", {.messages = 3, .kills = 1});
   add<2, 1>(all, "", "wake, TSO: 2 sleepers, all are woken, futex, 1 kill", {.kills = 1});
-  add<2, 2>(all, "", "wake, TSO: 2 sleepers on a mpmc queue, one is woken, futex, nobody dies", {.one_queue = true},
+  add<2, 2>(all, "", "wake, TSO: 2 sleepers on an mpmc queue, one is woken, futex, nobody dies", {.one_queue = true},
             true, true);
-  add<2, 1>(all, "", "wake, TSO: 2 sleepers on a mpmc queue, 2 messages, one is woken, futex, 1 kill",
+  add<2, 1>(all, "", "wake, TSO: 2 sleepers on an mpmc queue, 2 messages, one is woken, futex, 1 kill",
             {.messages = 2, .kills = 1, .one_queue = true});
-  add<2, 1>(all, "", "wake, TSO: 2 sleepers on a mpmc queue, 2 messages, one consumer takes one and is busy for ever",
+  add<2, 1>(all, "", "wake, TSO: 2 sleepers on an mpmc queue, 2 messages, one consumer takes one and is busy for ever",
             {.messages = 2, .stops = 1, .busy = true, .one_queue = true});
-  add<2, 2>(all, "", "wake, TSO: 2 sleepers on a mpmc queue, 2 writers, one consumer takes one and is busy for ever",
+  add<2, 2>(all, "", "wake, TSO: 2 sleepers on an mpmc queue, 2 writers, one consumer takes one and is busy for ever",
             {.stops = 1, .busy = true, .one_queue = true}, true, true);
   add<1, 2>(all, "", "wake, TSO: a sleeper on 2 queues, 2 messages each, futex, 2 kills", {.messages = 2, .kills = 2},
             true, true);
@@ -423,7 +423,7 @@ void add_wakes(std::vector<Instance>& all) {
             {.messages = 2, .kills = 1, .stops = 1}, true, true);
   add<1, 2>(all, "", "wake, TSO: a sleeper on 2 queues, 2 messages each, doorbell, 1 kill, 1 stopped",
             {.messages = 2, .kills = 1, .stops = 1, .doorbell = true}, true, true);
-  add<2, 2>(all, "", "wake, TSO: 2 sleepers on a mpmc queue, 2 writers, one is woken, futex, 1 kill",
+  add<2, 2>(all, "", "wake, TSO: 2 sleepers on an mpmc queue, 2 writers, one is woken, futex, 1 kill",
             {.kills = 1, .one_queue = true}, true, true);
 
   add<1, 2>(all, "", "wake, TSO: room in a ring of 2 readers, the slowest wakes, futex, 1 kill",

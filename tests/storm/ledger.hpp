@@ -14,7 +14,7 @@ namespace storm {
 inline constexpr std::uint32_t kWorkers = 8, kMostQueues = 8, kMostStreams = 1 << 17;
 inline constexpr std::uint32_t kMostMessages = 1024;  // of one stream; then its writer leaves
 
-// How often a message of a mpmc queue was taken, and how often it may have come again: one word, so that each is noted
+// How often a message of an mpmc queue was taken, and how often it may have come again: one word, so that each is noted
 // by one instruction. A note of two parts (a place in a list, then what stands there) is empty where its writer is
 // killed in between, and an empty one reads as a message that nobody sent.
 inline constexpr std::uint16_t kTaken = 1, kMayRepeat = 1 << 8, kMostTaken = 0xff;

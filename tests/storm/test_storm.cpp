@@ -6,7 +6,7 @@
 //   test_storm --deaths 10000 [--seed 7]     the long form
 //
 // To see it fail (each was done by hand, with --deaths 300), break one line:
-//   client/lane/mpmc.hpp, MpmcReceiver::mark_done: a claim lane's cell is full again, not empty, at each 20th position
+//   client/lane/mpmc.hpp, MpmcReceiver::mark_done: an mpmc lane's cell is full again, not empty, at each 20th position
 //     -> "message 20 of stream 6 comes again and again";
 //   daemon/pools/pool_repair.cpp, Repair::give_back: no D2 -> "the storm does not come to rest";
 //   daemon/pools/pool_repair.cpp, Repair::sweep: no D4 for each 16th slot -> "slot 7 held by mask 512".

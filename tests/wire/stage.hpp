@@ -31,7 +31,7 @@ struct Stage {
   std::uint64_t pool = 0;  // of the parent; the attacker is a participant, too
   std::uint32_t parent_place = 0, parent_life = 0;
   shmbw_region_ref slots{};
-  shmbw_queue_open_reply queue{};  // a mpmc queue, both ends the attacker's
+  shmbw_queue_open_reply queue{};  // an mpmc queue, both ends the attacker's
   std::uint32_t port = 0;
   std::uint64_t world = 0;  // both are workers of it: the parent rank 0, the attacker rank 1
   shmbw_ref_id reference{}, own_fork{},

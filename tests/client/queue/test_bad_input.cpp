@@ -114,7 +114,7 @@ TEST_CASE("a slot of another pool, or of another process in the same pool, is re
   must(pool->release(mine));
 }
 
-TEST_CASE("a second writer of a line or of a broadcast, and a second reader of a line, are refused") {
+TEST_CASE("a second writer of an spsc or a broadcast queue, and a second reader of an spsc queue, are refused") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"})), other = must(try_pool(beside(broker, pool), "p"));

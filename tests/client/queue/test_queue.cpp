@@ -12,7 +12,7 @@ using namespace support;
 using namespace shmb;
 using namespace shmb::client;
 
-TEST_CASE("a line carries messages in order, refuses when full, and says empty when there is none") {
+TEST_CASE("an spsc queue carries messages in order, refuses when full, and says empty when there is none") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 1000, 4)));
@@ -70,7 +70,7 @@ TEST_CASE("a queue with other settings is not opened, and the sentence names the
   CHECK(must(as_is->facts()).cells == 8);
 }
 
-TEST_CASE("each message of a mpmc queue goes to one consumer") {
+TEST_CASE("each message of an mpmc queue goes to one consumer") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{}));
@@ -216,7 +216,8 @@ TEST_CASE("a message arrives though its sender exits right after it, and the dea
     auto child = child_in(broker, pool, [&](const std::shared_ptr<Pool>& joined) {
       auto out = Queue::open(joined, queue_spec("q", kind, false, true));
       STEP(3, out);
-      // A line's reader and a broadcast's must have seen the lane: room is made for the late ones by the queue.
+      // The reader of an spsc queue and a broadcast's must have seen the lane: room is made for the late ones by the
+      // queue.
       STEP(4, (*out)->send(bytes_of("small"), 0));
       auto slot = joined->acquire(4096, 0);
       STEP(5, slot);
@@ -477,7 +478,7 @@ TEST_CASE("a departed writer's message that another reader claimed is waited for
   must(message.done());
 }
 
-TEST_CASE("a sender of slot after slot through a line gets back done slots before it takes another") {
+TEST_CASE("a sender of slot after slot through an spsc queue gets back done slots before it takes another") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 16384, 16)));
@@ -562,7 +563,7 @@ TEST_CASE("a closed mpmc queue is not at its end while another reader has a mess
   }
 }
 
-TEST_CASE("threads share the ends of a mpmc queue: each message is taken once, and a shutdown ends their waits") {
+TEST_CASE("threads share the ends of an mpmc queue: each message is taken once, and a shutdown ends their waits") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 64, 32)));

@@ -38,7 +38,7 @@ struct Ends {
 
 }  // namespace
 
-TEST_CASE("a slot that was received from a mpmc queue is held by its reader, and its writer has the cell back") {
+TEST_CASE("a slot that was received from an mpmc queue is held by its reader, and its writer has the cell back") {
   Ends ends;
   Message message;
   ends.send('a');
@@ -54,7 +54,7 @@ TEST_CASE("a slot that was received from a mpmc queue is held by its reader, and
   CHECK(ends.free_slots() == 3);
 }
 
-TEST_CASE("a message borrowed from a mpmc queue is the reader's until it receives the next one") {
+TEST_CASE("a message borrowed from an mpmc queue is the reader's until it receives the next one") {
   Ends ends;
   Message first, second;
   ends.send('a');
@@ -101,7 +101,7 @@ TEST_CASE("a slot is taken out of a borrowed message as often as asked, and each
   CHECK(ends.free_slots() == 4);
 }
 
-TEST_CASE("a list from a mpmc queue is held by its reader, with the slot that it is in") {
+TEST_CASE("a list from an mpmc queue is held by its reader, with the slot that it is in") {
   Ends ends(6, 4);
   const Slot one = must(ends.pool->acquire(64, kNoWait));
   std::memset(one.data, 'x', one.length);

@@ -37,7 +37,7 @@ client::QueueFacts facts_of(Queue& queue) { return must(queue.facts()); }
 
 }  // namespace
 
-TEST_CASE("a reader that comes after the shutdown takes what a mpmc queue has left") {
+TEST_CASE("a reader that comes after the shutdown takes what an mpmc queue has left") {
   Two two(slots_of("p", 4096, 4));
   auto out = writer(two.pool, "q", Kind::mpmc);
   const std::string large(4096, 'l');
@@ -145,7 +145,7 @@ TEST_CASE("a drain tells when readers have gone and left messages behind") {
     CHECK(status_of(told) == Status::peer_gone);
     CHECK(told.error().sentence.find("without taking all") != std::string::npos);
   }
-  // A newcomer on a line does not hide that.
+  // A newcomer on an spsc queue does not hide that.
   auto in = reader(two.other, "again", Kind::spsc);
   auto out = writer(two.pool, "again", Kind::spsc);
   must(out->send(bytes_of("left"), kLongEnough));

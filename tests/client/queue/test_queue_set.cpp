@@ -266,7 +266,7 @@ TEST_CASE("a set sees what is behind a borrowed message, and hears of its writer
   must(set.remove(*in));
 }
 
-TEST_CASE("a set that reports a message in a mpmc queue leaves it to the first receiver") {
+TEST_CASE("a set that reports a message in an mpmc queue leaves it to the first receiver") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));

@@ -416,7 +416,7 @@ TEST_CASE("a mapping that is kept serves all parts of the next message, and is k
   CHECK(eventually([&] { return scene.leases_of(*scene.theirs, region->ref()) == 0; }));
 }
 
-TEST_CASE("a message of a mpmc queue that is given back gives the mapping back, and comes again whole") {
+TEST_CASE("a message of an mpmc queue that is given back gives the mapping back, and comes again whole") {
   Shared scene;
   auto spec = queue_spec("once", Kind::mpmc, true, false);
   spec.flags = pool::kQueueAtLeastOnce;

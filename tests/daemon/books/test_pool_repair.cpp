@@ -297,7 +297,7 @@ TEST_CASE("a ring has unread messages behind a cell that is being overwritten") 
   CHECK_FALSE(unread_by(lane, 0b100));
 }
 
-TEST_CASE("a line has unread messages while the first is taken and its cell filled again") {
+TEST_CASE("an spsc lane has unread messages while the first is taken and its cell filled again") {
   Ground ground;
   const std::uint32_t index = ground.add_lane(QueueKind::spsc, 1, 2);
   for (std::uint64_t position = 1; position < 5; ++position) ground.publish(index, position, 0);
@@ -359,7 +359,7 @@ TEST_CASE("a slot that does not exist, and a tag that no message has, break the 
 
 namespace {
 
-// Sender 1 with a lane of each kind, consumers 2 and 3, sender 0 with a mpmc lane, all of them holding slots.
+// Sender 1 with a lane of each kind, consumers 2 and 3, sender 0 with an mpmc lane, all of them holding slots.
 void furnish(Ground& ground) {
   const std::uint32_t line = ground.add_lane(QueueKind::spsc, 1, 2), claim = ground.add_lane(QueueKind::mpmc, 1),
                       ring = ground.add_lane(QueueKind::broadcast, 1), other = ground.add_lane(QueueKind::mpmc, 0);

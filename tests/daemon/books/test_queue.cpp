@@ -12,7 +12,7 @@ using pool::LaneState;
 namespace {
 
 constexpr std::uint32_t kReader = SHMBW_QUEUE_OPEN_READER, kWriter = SHMBW_QUEUE_OPEN_WRITER;
-constexpr std::uint32_t kLine = SHMBW_QUEUE_KIND_SPSC, kClaim = SHMBW_QUEUE_KIND_MPMC,
+constexpr std::uint32_t kSpsc = SHMBW_QUEUE_KIND_SPSC, kMpmc = SHMBW_QUEUE_KIND_MPMC,
                         kBroadcast = SHMBW_QUEUE_KIND_BROADCAST;
 constexpr std::uint32_t kSender = SHMBW_LANE_END_SENDER, kReceiver = SHMBW_LANE_END_RECEIVER;
 
@@ -44,11 +44,11 @@ constexpr std::uint8_t kLeft = static_cast<std::uint8_t>(pool::ParticipantState:
 
 }  // namespace
 
-TEST_CASE("a line gets its lane when both ends are there, and a second of either end is busy") {
+TEST_CASE("an spsc queue gets its lane when both ends are there, and a second of either end is busy") {
   Scene scene;
-  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
+  opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
   CHECK(lanes_in_use(scene.view()) == 0);
-  auto queue = opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  auto queue = opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
   CHECK(queue.lane == pool::kNone);
   REQUIRE(lanes_in_use(scene.view()) == 1);
   const pool::LaneEntry& lane = scene.view().lane(0);
@@ -57,38 +57,38 @@ TEST_CASE("a line gets its lane when both ends are there, and a second of either
   CHECK(lane.queue == queue.queue);
   CHECK(scene.view().queue(queue.queue).readers.load() == 0b100);
   CHECK(scene.view().queue(queue.queue).writers.load() == 0b010);
-  CHECK(queue_open(scene.keeper, scene.id, "q", {kLine, kWriter}).status() == Status::busy);
-  CHECK(queue_open(scene.keeper, scene.id, "q", {kLine, kReader}).status() == Status::busy);
-  CHECK(queue_open(scene.reader, scene.id, "q", {kLine, kReader}).status() == Status::busy);
+  CHECK(queue_open(scene.keeper, scene.id, "q", {kSpsc, kWriter}).status() == Status::busy);
+  CHECK(queue_open(scene.keeper, scene.id, "q", {kSpsc, kReader}).status() == Status::busy);
+  CHECK(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}).status() == Status::busy);
 }
 
 TEST_CASE("bad words of an open are refused one by one and leave no queue") {
   Scene scene;
   const std::pair<QueueRequest, Status> bad[] = {
-      {{kLine, 0}, Status::invalid},
+      {{kSpsc, 0}, Status::invalid},
       {{0, kReader}, Status::invalid},
       {{9, kReader}, Status::invalid},
-      {{kLine, kReader | 1u << 30}, Status::unknown_flags},
-      {{kLine, kReader, 3}, Status::invalid},
-      {{kLine, kReader, 1}, Status::invalid},
-      {{kLine, kReader, 131072}, Status::invalid},
-      {{kLine, kReader, 8, 65}, Status::invalid},
-      {{kLine, kReader | SHMBW_QUEUE_OPEN_DROP_OLDEST}, Status::invalid},
+      {{kSpsc, kReader | 1u << 30}, Status::unknown_flags},
+      {{kSpsc, kReader, 3}, Status::invalid},
+      {{kSpsc, kReader, 1}, Status::invalid},
+      {{kSpsc, kReader, 131072}, Status::invalid},
+      {{kSpsc, kReader, 8, 65}, Status::invalid},
+      {{kSpsc, kReader | SHMBW_QUEUE_OPEN_DROP_OLDEST}, Status::invalid},
       {{kBroadcast, kReader | SHMBW_QUEUE_OPEN_AT_LEAST_ONCE}, Status::invalid},
-      {{kLine, kReader | SHMBW_QUEUE_OPEN_OPEN_ONLY}, Status::not_found},
-      {{kLine, kReader | SHMBW_QUEUE_OPEN_OPEN_ONLY | SHMBW_QUEUE_OPEN_CREATE_ONLY}, Status::invalid},
-      {{kClaim, kWriter, 65536, 128}, Status::limit},
+      {{kSpsc, kReader | SHMBW_QUEUE_OPEN_OPEN_ONLY}, Status::not_found},
+      {{kSpsc, kReader | SHMBW_QUEUE_OPEN_OPEN_ONLY | SHMBW_QUEUE_OPEN_CREATE_ONLY}, Status::invalid},
+      {{kMpmc, kWriter, 65536, 128}, Status::limit},
   };
   for (const auto& [wish, status] : bad) CHECK(queue_open(scene.reader, scene.id, "q", wish).status() == status);
   CHECK(queue_open(scene.reader, scene.id, "").status() == Status::invalid);
   CHECK(queue_open(scene.reader, scene.id, "a/b").status() == Status::invalid);
   CHECK(scene.keeper.rows<shmbw_queue_record>(SHMBW_TABLE_QUEUES).empty());
-  opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
-  CHECK(queue_open(scene.writer, scene.id, "q", {kClaim, kWriter}).status() == Status::exists);
-  CHECK(queue_open(scene.writer, scene.id, "q", {kLine, kWriter, 16}).status() == Status::exists);
-  CHECK(queue_open(scene.writer, scene.id, "q", {kLine, kWriter | SHMBW_QUEUE_OPEN_EXPIRING}).status() ==
+  opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
+  CHECK(queue_open(scene.writer, scene.id, "q", {kMpmc, kWriter}).status() == Status::exists);
+  CHECK(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter, 16}).status() == Status::exists);
+  CHECK(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter | SHMBW_QUEUE_OPEN_EXPIRING}).status() ==
         Status::exists);
-  CHECK(queue_open(scene.writer, scene.id, "q", {kLine, kWriter | SHMBW_QUEUE_OPEN_CREATE_ONLY}).status() ==
+  CHECK(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter | SHMBW_QUEUE_OPEN_CREATE_ONLY}).status() ==
         Status::exists);
   CHECK(queue_open(scene.writer, scene.id, "q", {0, kWriter | SHMBW_QUEUE_OPEN_OPEN_ONLY, 0, 0}).status() ==
         Status::ok);
@@ -96,19 +96,19 @@ TEST_CASE("bad words of an open are refused one by one and leave no queue") {
 
 TEST_CASE("tables that are full name the pool, the table and what would help") {
   Scene scene({.lanes = 1, .queues = 2});
-  opened(queue_open(scene.writer, scene.id, "a", {kClaim, kWriter}));
-  Packet& lanes = queue_open(scene.writer, scene.id, "b", {kClaim, kWriter});
+  opened(queue_open(scene.writer, scene.id, "a", {kMpmc, kWriter}));
+  Packet& lanes = queue_open(scene.writer, scene.id, "b", {kMpmc, kWriter});
   CHECK(lanes.status() == Status::limit);
   CHECK(lanes.error().shortage.slot == SHMBW_SLOT_LANES);
   CHECK(lanes.error().shortage.scope_id == scene.id);
-  opened(queue_open(scene.writer, scene.id, "b", {kClaim, kReader}));  // the failed one left no queue
-  CHECK(queue_open(scene.writer, scene.id, "c", {kClaim, kReader}).error().shortage.slot == SHMBW_SLOT_QUEUES);
+  opened(queue_open(scene.writer, scene.id, "b", {kMpmc, kReader}));  // the failed one left no queue
+  CHECK(queue_open(scene.writer, scene.id, "c", {kMpmc, kReader}).error().shortage.slot == SHMBW_SLOT_QUEUES);
 }
 
 TEST_CASE("a dead writer's message keeps its slot and its index until the reader is through") {
   Scene scene;
-  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
-  auto queue = opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
+  auto queue = opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
   const pool::LaneView lane = lane_words(scene.view(), 0);
   scene.view().slot(5).holders = 0b10;
   scene.view().slot(6).holders = 0b10;
@@ -135,8 +135,8 @@ TEST_CASE("a dead writer's message keeps its slot and its index until the reader
 TEST_CASE(
     "through is taken once, from an end of that lane, of that serial, and from receivers only when nothing comes") {
   Scene scene;
-  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
-  opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
+  opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
   const std::uint32_t serial = scene.serial(0);
   for (std::uint32_t lane : {0u, 1u, 4000u, UINT32_MAX})
     for (std::uint32_t end : {0u, kSender, kReceiver, 77u}) {
@@ -155,11 +155,11 @@ TEST_CASE(
 
 TEST_CASE("a reader's death leaves its lane to the sender, and the next reader gets one of its own") {
   Scene scene;
-  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
-  opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
+  opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
   scene.reader.pidfd();
   CHECK(lane_state(scene.view(), 0) == LaneState::reader_gone);
-  opened(queue_open(scene.keeper, scene.id, "q", {kLine, kReader}));
+  opened(queue_open(scene.keeper, scene.id, "q", {kSpsc, kReader}));
   CHECK(lanes_in_use(scene.view()) == 2);
   CHECK(scene.view().lane(1).to == 0);
   CHECK(scene.view().lane(0).offset != scene.view().lane(1).offset);
@@ -173,8 +173,8 @@ TEST_CASE("a reader's death leaves its lane to the sender, and the next reader g
 
 TEST_CASE("with both ends dead a lane is free at once and its memory is clean for the next") {
   Scene scene;
-  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
-  opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
+  opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
   const std::uint64_t offset = scene.view().lane(0).offset;
   publish_slot(lane_words(scene.view(), 0), 0, 3);
   lane_words(scene.view(), 0).head() = 7;
@@ -185,30 +185,30 @@ TEST_CASE("with both ends dead a lane is free at once and its memory is clean fo
   CHECK(lanes_in_use(scene.view()) == 0);
   CHECK(scene.view().slot(3).holders.load() == 0);
   Client again = scene.join();
-  opened(queue_open(again, scene.id, "q", {kLine, kReader | kWriter}));
+  opened(queue_open(again, scene.id, "q", {kSpsc, kReader | kWriter}));
   REQUIRE(lane_state(scene.view(), 0) == LaneState::open);
   CHECK(scene.view().lane(0).offset == offset);
   CHECK(lane_words(scene.view(), 0).head().load() == 0);
   CHECK(lane_words(scene.view(), 0).cell(0).word.load() == 0);
 }
 
-TEST_CASE("a mpmc lane of a dead producer waits for consumers, also later ones, until all is done") {
+TEST_CASE("an mpmc lane of a dead producer waits for consumers, also later ones, until all is done") {
   Scene scene;
-  auto queue = opened(queue_open(scene.writer, scene.id, "jobs", {kClaim, kWriter}));
+  auto queue = opened(queue_open(scene.writer, scene.id, "jobs", {kMpmc, kWriter}));
   const pool::LaneView lane = lane_words(scene.view(), queue.lane);
   scene.view().slot(4).holders = 0b10;
   publish_slot(lane, 0, 4);
   scene.writer.die();
   scene.world.advance(kMinute);
   CHECK(scene.state(1) == kDead);
-  opened(queue_open(scene.reader, scene.id, "jobs", {kClaim, kReader}));
+  opened(queue_open(scene.reader, scene.id, "jobs", {kMpmc, kReader}));
   // It claims the message and is killed: there again for the next.
   lane.cell(0).word = pool::CellWord{0, pool::kClaimedBy + 2, pool::kTagSlot}.word();
   scene.reader.die();
   scene.world.advance(0);
   CHECK(pool::CellWord::of(lane.cell(0).word.load()).is(pool::CellState::full));
   CHECK(scene.state(2) == kFree);
-  opened(queue_open(scene.keeper, scene.id, "jobs", {kClaim, kReader}));
+  opened(queue_open(scene.keeper, scene.id, "jobs", {kMpmc, kReader}));
   scene.view().slot(4).holders.fetch_or(1);
   lane.cell(0).word = pool::CellWord::empty(8);
   scene.world.advance(kMinute);
@@ -221,10 +221,10 @@ TEST_CASE("a mpmc lane of a dead producer waits for consumers, also later ones, 
 
 TEST_CASE("the word of a dead consumer does not count for the next one on its index, which may read the lane again") {
   Scene scene;
-  auto queue = opened(queue_open(scene.writer, scene.id, "jobs", {kClaim, kWriter}));
+  auto queue = opened(queue_open(scene.writer, scene.id, "jobs", {kMpmc, kWriter}));
   Client other = scene.join();
-  opened(queue_open(other, scene.id, "jobs", {kClaim, kReader}));
-  opened(queue_open(scene.reader, scene.id, "jobs", {kClaim, kReader}));
+  opened(queue_open(other, scene.id, "jobs", {kMpmc, kReader}));
+  opened(queue_open(scene.reader, scene.id, "jobs", {kMpmc, kReader}));
   scene.writer.die();
   scene.world.advance(kMinute);
   lane_finished(scene.keeper, scene.id, queue.lane, queue.lane_serial, kReceiver);  // no reader at all
@@ -236,8 +236,8 @@ TEST_CASE("the word of a dead consumer does not count for the next one on its in
   REQUIRE(pool_join(next, scene.id).status() == Status::ok);
   Client last = scene.world.client();
   REQUIRE(pool_join(last, scene.id).status() == Status::ok);
-  opened(queue_open(next, scene.id, "jobs", {kClaim, kReader}));
-  opened(queue_open(last, scene.id, "jobs", {kClaim, kReader}));
+  opened(queue_open(next, scene.id, "jobs", {kMpmc, kReader}));
+  opened(queue_open(last, scene.id, "jobs", {kMpmc, kReader}));
   lane_finished(other, scene.id, queue.lane, queue.lane_serial, kReceiver);
   lane_finished(next, scene.id, queue.lane, queue.lane_serial, kReceiver);
   CHECK(lane_state(scene.view(), queue.lane) == LaneState::writer_gone);  // the last one may be looking at it
@@ -247,7 +247,7 @@ TEST_CASE("the word of a dead consumer does not count for the next one on its in
 
 TEST_CASE("messages of a dead producer that expire give its slots back though no reader takes them") {
   Scene scene;
-  auto queue = opened(queue_open(scene.writer, scene.id, "jobs", {kClaim, kWriter | SHMBW_QUEUE_OPEN_EXPIRING}));
+  auto queue = opened(queue_open(scene.writer, scene.id, "jobs", {kMpmc, kWriter | SHMBW_QUEUE_OPEN_EXPIRING}));
   const pool::LaneView lane = lane_words(scene.view(), queue.lane);
   scene.view().slot(4).holders = 0b10;
   publish_slot(lane, 0, 4, true, 1);  // long over, by the clock of deadlines
@@ -281,7 +281,7 @@ TEST_CASE("a broadcast queue's next writer gets a new generation at once, while 
   CHECK(scene.view().slot(1).holders.load() == 0);
   CHECK(lane_state(scene.view(), first.lane) == LaneState::free);
   // A reader about to join may still store its position: only rings of the same queue use that memory again.
-  opened(queue_open(scene.keeper, scene.id, "jobs", {kClaim, kWriter}));
+  opened(queue_open(scene.keeper, scene.id, "jobs", {kMpmc, kWriter}));
   const pool::LaneEntry& kept = scene.view().lane(first.lane);
   CHECK(kept.cells != 0);
   queue_close(scene.keeper, scene.id, second, SHMBW_QUEUE_CLOSE_WRITER);
@@ -318,8 +318,8 @@ TEST_CASE("a broadcast reader is attached to the next writer's ring at its first
 
 TEST_CASE("a participant that leaves with unread messages leaves an index that waits for their readers") {
   Scene scene;
-  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
-  opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
+  opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
   scene.view().slot(2).holders = 0b10;
   publish_slot(lane_words(scene.view(), 0), 0, 2);
   CHECK(pool_leave(scene.writer, scene.id).fixed<shmbw_pool_leave_reply>().unread == 1);
@@ -342,30 +342,29 @@ TEST_CASE("a participant that leaves with unread messages leaves an index that w
 
 TEST_CASE("a queue stays when its ends are closed, is closed for all by one, and removed with its last end and lane") {
   Scene scene;
-  auto queue = opened(queue_open(scene.writer, scene.id, "q", {kClaim, kWriter}));
-  opened(queue_open(scene.reader, scene.id, "q", {kClaim, kReader}));
+  auto queue = opened(queue_open(scene.writer, scene.id, "q", {kMpmc, kWriter}));
+  opened(queue_open(scene.reader, scene.id, "q", {kMpmc, kReader}));
   CHECK(queue_close(scene.keeper, scene.id, queue, SHMBW_QUEUE_CLOSE_READER).status() == Status::not_found);
   CHECK(queue_close(scene.keeper, scene.id, queue, 1u << 20).status() == Status::unknown_flags);
   CHECK(queue_close(scene.keeper, scene.id, {queue.queue, queue.serial + 1, 0, 0}, 0).status() == Status::not_found);
   CHECK(queue_close(scene.keeper, scene.id, {9999, 1, 0, 0}, 0).status() == Status::not_found);
   Packet& closed = queue_close(scene.keeper, scene.id, queue, SHMBW_QUEUE_CLOSE_ALL | SHMBW_QUEUE_CLOSE_REMOVE);
   CHECK(closed.fixed<shmbw_queue_close_reply>().readers == 1);
-  CHECK(queue_open(scene.keeper, scene.id, "q", {kClaim, kReader}).fixed<shmbw_queue_open_reply>().queue !=
-        queue.queue);
+  CHECK(queue_open(scene.keeper, scene.id, "q", {kMpmc, kReader}).fixed<shmbw_queue_open_reply>().queue != queue.queue);
   queue_close(scene.reader, scene.id, queue, SHMBW_QUEUE_CLOSE_READER);
   queue_close(scene.writer, scene.id, queue, SHMBW_QUEUE_CLOSE_WRITER);
   CHECK(scene.keeper.rows<shmbw_queue_record>(SHMBW_TABLE_QUEUES).size() == 2);
   lane_finished(scene.writer, scene.id, queue.lane, queue.lane_serial, kSender);
   CHECK(scene.keeper.rows<shmbw_queue_record>(SHMBW_TABLE_QUEUES).size() == 1);
-  auto reused = opened(queue_open(scene.writer, scene.id, "r", {kClaim, kWriter}));
+  auto reused = opened(queue_open(scene.writer, scene.id, "r", {kMpmc, kWriter}));
   CHECK(reused.queue == queue.queue);
   CHECK(reused.serial == queue.serial + 1);
 }
 
 TEST_CASE("a lane holds the regions of its messages, also after its sender, until it is recycled") {
   Scene scene;
-  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
-  opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
+  opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
   Created region = scene.writer.create(), dropped = scene.writer.create();
   const std::uint32_t serial = scene.serial(0);
   CHECK(queue_hold(scene.reader, scene.id, 0, serial, region.ref()) == Status::not_found);  // not its lane
@@ -396,8 +395,8 @@ TEST_CASE("a lane holds the regions of its messages, also after its sender, unti
 
 TEST_CASE("a region that was sent is used again, unless one that had it went without saying that it is unmapped") {
   Scene scene;
-  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
-  opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
+  opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
   const std::uint32_t serial = scene.serial(0);
   REQUIRE(scene.writer.make_group({.name = "g"}).status() == Status::ok);
   for (Client* client : {&scene.writer, &scene.reader}) REQUIRE(client->join("g").status() == Status::ok);
@@ -423,8 +422,8 @@ TEST_CASE("LIST tells depth, lag, loss, slots and holders, bounded whatever stan
   Scene scene({.slots = 16});
   Created region = scene.keeper.create({.length = 65536, .flags = SHMBW_CREATE_MANY_WRITERS});
   pool_segment(scene.keeper, scene.id, region.ref(), 1024, 16);
-  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
-  opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
+  opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
   auto news = opened(queue_open(scene.writer, scene.id, "news", {kBroadcast, kWriter}));
   opened(queue_open(scene.reader, scene.id, "news", {kBroadcast, kReader}));
   const pool::LaneView lane = lane_words(scene.view(), 0), ring = lane_words(scene.view(), news.lane);
@@ -468,16 +467,16 @@ TEST_CASE("LIST tells depth, lag, loss, slots and holders, bounded whatever stan
 
 TEST_CASE("impossible words of a dead participant break its pool and nothing else") {
   Scene scene;
-  opened(queue_open(scene.writer, scene.id, "q", {kLine, kWriter}));
-  opened(queue_open(scene.reader, scene.id, "q", {kLine, kReader}));
+  opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
+  opened(queue_open(scene.reader, scene.id, "q", {kSpsc, kReader}));
   PoolClient other = map_pool(pool_create(scene.keeper));
   publish_slot(lane_words(scene.view(), 0), 0, 1'000'000);
   scene.writer.die();
   scene.world.advance(0);
   CHECK(scene.view().header().broken.load() == static_cast<std::uint32_t>(pool::Broken::impossible));
-  CHECK(queue_open(scene.reader, scene.id, "r", {kLine, kReader}).status() == Status::broken);
+  CHECK(queue_open(scene.reader, scene.id, "r", {kSpsc, kReader}).status() == Status::broken);
   CHECK(other.view.header().broken.load() == 0);
-  CHECK(queue_open(scene.keeper, other.pool, "r", {kLine, kReader}).status() == Status::ok);
+  CHECK(queue_open(scene.keeper, other.pool, "r", {kSpsc, kReader}).status() == Status::ok);
   CHECK(pool_leave(scene.reader, scene.id).status() == Status::ok);
 }
 
@@ -486,7 +485,7 @@ TEST_CASE("lane memory is found first fit, by the lane table alone") {
   const std::uint64_t lane = pool::lane_bytes(pool::QueueKind::mpmc, 32, 64);
   std::vector<shmbw_queue_open_reply> queues;
   for (int i = 0;; ++i) {
-    Packet& reply = queue_open(scene.writer, scene.id, "q" + std::to_string(i), {kClaim, kWriter, 32});
+    Packet& reply = queue_open(scene.writer, scene.id, "q" + std::to_string(i), {kMpmc, kWriter, 32});
     if (reply.status() != Status::ok) {
       CHECK(reply.error().shortage.slot == SHMBW_SLOT_LANE_BYTES);
       CHECK(reply.error().shortage.asked == lane);

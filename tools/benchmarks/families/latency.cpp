@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How late the late ones are: percentiles of 56 bytes through a spsc queue to another process, each round trip timed by
-// itself. Both ends look, or use the options that nobody has set, or sleep; on cores of their own or where the
+// How late the late ones are: percentiles of 56 bytes through an spsc queue to another process, each round trip timed
+// by itself. Both ends look, or use the options that nobody has set, or sleep; on cores of their own or where the
 // scheduler puts them; on the machine as it is, and beside one computing process for each core. Against the same
 // numbers of a bare cache line, or of a bare futex. docs/latency.md tells how to read the rows.
 #include <fmt/format.h>

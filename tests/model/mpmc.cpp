@@ -41,7 +41,7 @@ struct Shape {
 
 // Producers are the first indices, consumers the others.
 template <int Producers, int Consumers, int S, int L, int C>
-class Claim {
+class MpmcLane {
  public:
   static constexpr int P = Producers + Consumers, kMost = 3;
   enum Pc : std::uint8_t {
@@ -99,7 +99,7 @@ class Claim {
   };
   static constexpr auto kParts = parts_of<P, L>(sizeof(Participant), sizeof(Lane), sizeof(State));
 
-  explicit Claim(Shape shape) : shape_(shape) {}
+  explicit MpmcLane(Shape shape) : shape_(shape) {}
 
   State first() const {
     State s{};
@@ -627,7 +627,7 @@ template <int Producers, int Consumers, int S, int L, int C>
 void add(std::vector<Instance>& all, std::string variant, std::string name, Shape shape, bool liveness = false,
          bool large = false) {
   all.push_back(
-      instance(std::move(variant), std::move(name), Claim<Producers, Consumers, S, L, C>(shape), liveness, large));
+      instance(std::move(variant), std::move(name), MpmcLane<Producers, Consumers, S, L, C>(shape), liveness, large));
 }
 
 }  // namespace

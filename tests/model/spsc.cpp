@@ -47,7 +47,7 @@ struct Shape {
 };
 
 template <int P, int S, int L, int C>
-class Line {
+class SpscLane {
  public:
   enum Pc : std::uint8_t {
     kNobody,
@@ -100,7 +100,7 @@ class Line {
   };
   static constexpr auto kParts = parts_of<P, L>(sizeof(Participant), sizeof(Lane), sizeof(State));
 
-  explicit Line(Shape shape) : shape_(std::move(shape)) {}
+  explicit SpscLane(Shape shape) : shape_(std::move(shape)) {}
 
   State first() const {
     State s{};
@@ -656,7 +656,7 @@ class Line {
 template <int P, int S, int L, int C>
 void add(std::vector<Instance>& all, std::string variant, std::string name, Shape shape, bool liveness = false,
          bool large = false) {
-  all.push_back(instance(std::move(variant), std::move(name), Line<P, S, L, C>(std::move(shape)), liveness, large));
+  all.push_back(instance(std::move(variant), std::move(name), SpscLane<P, S, L, C>(std::move(shape)), liveness, large));
 }
 
 }  // namespace
@@ -715,7 +715,7 @@ void add_lines(std::vector<Instance>& all) {
                   {.lives = 2, .kills = 1, .fresh = 2, .producers = 3, .broken = Broken::V8, .queues = there});
   add<2, 1, 2, 2>(all, "V9", two, {.fresh = 2, .broken = Broken::V9, .queues = there});
   add<2, 1, 2, 2>(all, "M10",
-                  two + ": the sender of a spsc lane takes back what is too old, as that of a mpmc lane does",
+                  two + ": the sender of an spsc lane takes back what is too old, as that of an mpmc lane does",
                   {.fresh = 2, .sends = 2, .expiring = true, .broken = Broken::sender_expires, .queues = there});
   add<2, 1, 2, 2>(all, "M11", two + ": what is too old is passed over without R4",
                   {.sends = 2, .expiring = true, .broken = Broken::untold, .queues = there});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deaths on a line: at every step of sending inline bytes, slots and the same slot again, of getting slots back from
-// a full lane, of receiving (borrowed and kept), of forwarding, and of giving up a lane whose reader has gone.
+// Deaths on an spsc lane: at every step of sending inline bytes, slots and the same slot again, of getting slots back
+// from a full lane, of receiving (borrowed and kept), of forwarding, and of giving up a lane whose reader has gone.
 #include "tests/kill/stage.hpp"
 
 using namespace kill_tests;

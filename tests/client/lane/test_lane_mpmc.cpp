@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Claim lanes: consumers compete, and each message is taken by exactly one.
+// Mpmc lanes: consumers compete, and each message is taken by exactly one.
 #include <thread>
 
 #include "tests/client/lane/pool_memory.hpp"
@@ -8,8 +8,8 @@ namespace {
 
 using namespace pool_tests;
 
-struct Claims {
-  explicit Claims(std::uint32_t cells = 4, std::uint32_t flags = 0, std::uint32_t slots = 4)
+struct Mpmc {
+  explicit Mpmc(std::uint32_t cells = 4, std::uint32_t flags = 0, std::uint32_t slots = 4)
       : memory(slots), view(memory.lane(QueueKind::mpmc, cells)), writer(memory.view(), 0, 1) {
     sender.emplace(writer, view, flags, 0, nullptr);
     writer.set_cache_limit(0);
@@ -28,8 +28,8 @@ struct Claims {
   LaneReceiver::Received received;
 };
 
-TEST_CASE("each message of a claim lane goes to one consumer, in order of claims") {
-  Claims lane;
+TEST_CASE("each message of an mpmc lane goes to one consumer, in order of claims") {
+  Mpmc lane;
   CHECK(lane.look(0) == Look::empty);
   for (std::uint64_t n = 0; n < 4; ++n) send_number(*lane.sender, n);
   CHECK(lane.sender->room() == Room::full);
@@ -52,7 +52,7 @@ TEST_CASE("each message of a claim lane goes to one consumer, in order of claims
 
 // Each consumer remembers what it saw done, and the head lags behind.
 TEST_CASE("a message behind a lap of claimed ones is found by a consumer that looks for the first time") {
-  Claims lane;
+  Mpmc lane;
   for (std::uint64_t n = 0; n < 4; ++n) {
     send_number(*lane.sender, n);
     REQUIRE(lane.look(0) == Look::message);
@@ -66,8 +66,8 @@ TEST_CASE("a message behind a lap of claimed ones is found by a consumer that lo
   CHECK(number_of(lane.received) == 4);
 }
 
-TEST_CASE("the head of a claim lane stays near the messages that are done") {
-  Claims lane(64);
+TEST_CASE("the head of an mpmc lane stays near the messages that are done") {
+  Mpmc lane(64);
   for (std::uint64_t n = 0; n < 1000; ++n) {
     REQUIRE(lane.sender->room() == Room::yes);
     send_number(*lane.sender, n);
@@ -82,8 +82,8 @@ TEST_CASE("the head of a claim lane stays near the messages that are done") {
   CHECK(number_of(lane.received) == 1000);
 }
 
-TEST_CASE("several messages of a claim lane wake every consumer that sleeps, one message wakes one") {
-  Claims lane;
+TEST_CASE("several messages of an mpmc lane wake every consumer that sleeps, one message wakes one") {
+  Mpmc lane;
   const auto& view = lane.memory.view();
   pool::Waiters& readers = view.queue_waiters(0).readers;
   readers.mask = 6;
@@ -98,7 +98,7 @@ TEST_CASE("several messages of a claim lane wake every consumer that sleeps, one
 }
 
 TEST_CASE("a consumer that sleeps is woken for a message that another one gives back") {
-  Claims lane;
+  Mpmc lane;
   const auto& view = lane.memory.view();
   send_number(*lane.sender, 0);
   REQUIRE(lane.look(0) == Look::message);
@@ -112,7 +112,7 @@ TEST_CASE("a consumer that sleeps is woken for a message that another one gives 
 }
 
 TEST_CASE("a message that was given back is taken again, before later ones") {
-  Claims lane;
+  Mpmc lane;
   for (std::uint64_t n = 0; n < 3; ++n) send_number(*lane.sender, n);
   REQUIRE(lane.look(0) == Look::message);
   REQUIRE(lane.look(1) == Look::message);
@@ -127,7 +127,7 @@ TEST_CASE("a message that was given back is taken again, before later ones") {
 }
 
 TEST_CASE("a claim that another consumer wins sends this one to the next message") {
-  Claims lane;
+  Mpmc lane;
   for (std::uint64_t n = 0; n < 2; ++n) send_number(*lane.sender, n);
   LaneReceiver::Received theirs;
   const AtStep first(Step::C4, [&] { CHECK(lane.receivers[1]->look(theirs) == Look::message); });
@@ -136,8 +136,8 @@ TEST_CASE("a claim that another consumer wins sends this one to the next message
   CHECK(number_of(lane.received) == 1);
 }
 
-TEST_CASE("a slot in a claim lane is held by its sender until the consumer is done, in any order") {
-  Claims lane;
+TEST_CASE("a slot in an mpmc lane is held by its sender until the consumer is done, in any order") {
+  Mpmc lane;
   const std::uint32_t one = must_acquire(lane.writer, lane.memory), two = must_acquire(lane.writer, lane.memory);
   for (const std::uint32_t slot : {one, two}) {
     send_slot(lane.writer, *lane.sender, slot);
@@ -158,7 +158,7 @@ TEST_CASE("a slot in a claim lane is held by its sender until the consumer is do
 }
 
 TEST_CASE("a message whose deadline has passed is taken back unless a receiver has claimed it") {
-  Claims lane(4, pool::kQueueExpiring);
+  Mpmc lane(4, pool::kQueueExpiring);
   const std::uint32_t slot = must_acquire(lane.writer, lane.memory);
   const std::uint64_t number = 7;
   lane.sender->publish(8, bytes_of(&number, 8), {}, 100);  // 0: claimed below
@@ -190,7 +190,7 @@ TEST_CASE("a message whose deadline has passed is taken back unless a receiver h
 }
 
 TEST_CASE("a consumer that claims while the sender expires wins or finds nothing, never both") {
-  Claims lane(4, pool::kQueueExpiring);
+  Mpmc lane(4, pool::kQueueExpiring);
   const std::uint64_t number = 7;
   lane.sender->publish(8, bytes_of(&number, 8), {}, 100);
   SUBCASE("the consumer") {
@@ -205,8 +205,8 @@ TEST_CASE("a consumer that claims while the sender expires wins or finds nothing
   }
 }
 
-TEST_CASE("a dead sender's claim lane is drained when nothing is full or claimed") {
-  Claims lane;
+TEST_CASE("a dead sender's mpmc lane is drained when nothing is full or claimed") {
+  Mpmc lane;
   for (std::uint64_t n = 0; n < 2; ++n) send_number(*lane.sender, n);
   REQUIRE(lane.look(1) == Look::message);
   lane.memory.set(0, 1, ParticipantState::dead);
@@ -220,7 +220,7 @@ TEST_CASE("a dead sender's claim lane is drained when nothing is full or claimed
 }
 
 TEST_CASE("a message published between the look and the death of its sender is found") {
-  Claims lane;
+  Mpmc lane;
   const AtStep late(Step::L1, [&] {
     send_number(*lane.sender, 5);
     lane.memory.set(0, 1, ParticipantState::dead);
@@ -230,7 +230,7 @@ TEST_CASE("a message published between the look and the death of its sender is f
 }
 
 TEST_CASE("impossible claim words are reported as broken, and impossible messages are refused") {
-  Claims lane;
+  Mpmc lane;
   auto& word = lane.view.cell(0).word;
   SUBCASE("a reader: busy") {
     word = CellWord::busy(0);
@@ -306,7 +306,7 @@ TEST_CASE("claim positions go on behind the 49 bits of a cell") {
 
 TEST_CASE("threads that compete take each of many messages exactly once, and slots whole") {
   constexpr std::uint32_t kSlots = 8;
-  Claims lane(8, 0, kSlots);
+  Mpmc lane(8, 0, kSlots);
   const std::uint64_t count = 100'000 / static_cast<std::uint64_t>(harness::slowdown());
   const Deadline patience = Deadline::after(120'000'000'000);
   auto& waiters = lane.memory.view().queue_waiters(0);

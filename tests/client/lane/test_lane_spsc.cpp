@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Line lanes: one sender, one receiver.
+// Spsc lanes: one sender, one receiver.
 #include <thread>
 
 #include "base/sys_process.hpp"
@@ -9,8 +9,8 @@ namespace {
 
 using namespace pool_tests;
 
-struct Line {
-  explicit Line(std::uint32_t slots = 4, std::uint32_t cells = 4, std::uint32_t cell_size = 64, std::uint32_t flags = 0,
+struct Spsc {
+  explicit Spsc(std::uint32_t slots = 4, std::uint32_t cells = 4, std::uint32_t cell_size = 64, std::uint32_t flags = 0,
                 std::uint64_t start = 0)
       : memory(slots),
         view(memory.lane(QueueKind::spsc, cells, cell_size)),
@@ -30,8 +30,8 @@ struct Line {
   LaneReceiver::Received received;
 };
 
-TEST_CASE("messages of a line lane arrive in order, and a full one has no room until the reader is done") {
-  Line line;
+TEST_CASE("messages of an spsc lane arrive in order, and a full one has no room until the reader is done") {
+  Spsc line;
   CHECK(line.receiver->look(line.received) == Look::empty);
   for (std::uint64_t n = 0; n < 4; ++n) send_number(*line.sender, n);
   CHECK(line.sender->room() == Room::full);
@@ -56,7 +56,7 @@ TEST_CASE("messages of a line lane arrive in order, and a full one has no room u
 TEST_CASE("an inline message has any length that its cell has room for") {
   for (const std::uint32_t cell_size : {64U, 128U})
     for (const std::uint32_t flags : {0U, pool::kQueueExpiring}) {
-      Line line(0, 2, cell_size, flags);
+      Spsc line(0, 2, cell_size, flags);
       const std::uint32_t most = cell_size - 8 - (flags ? 8 : 0);
       REQUIRE(line.sender->body_room() == most);
       std::byte body[pool::kTagMaxInline];
@@ -74,7 +74,7 @@ TEST_CASE("an inline message has any length that its cell has room for") {
 }
 
 TEST_CASE("a sender that looks ahead has back what its reader is done with, and takes that next") {
-  Line line(64, 8);
+  Spsc line(64, 8);
   line.writer.set_cache_limit(2);
   const std::uint32_t first = must_acquire(line.writer, line.memory), second = must_acquire(line.writer, line.memory);
   CHECK_FALSE(line.writer.look_ahead(first).has_value());  // nothing is under way
@@ -98,7 +98,7 @@ TEST_CASE("a sender that looks ahead has back what its reader is done with, and 
 }
 
 TEST_CASE("of few slots none stays idle, and a sender that looked ahead need not ask its reader to have the next") {
-  Line line(6, 8);
+  Spsc line(6, 8);
   const std::uint32_t first = must_acquire(line.writer, line.memory);
   send_slot(line.writer, *line.sender, first);
   line.writer.drop(first);
@@ -120,7 +120,7 @@ TEST_CASE("of few slots none stays idle, and a sender that looked ahead need not
 }
 
 TEST_CASE("a slot in flight is held by its sender until the reader is done with the cell") {
-  Line line;
+  Spsc line;
   const std::uint32_t slot = must_acquire(line.writer, line.memory);
   send_slot(line.writer, *line.sender, slot);
   line.writer.drop(slot);
@@ -158,7 +158,7 @@ TEST_CASE("a slot in flight is held by its sender until the reader is done with 
 }
 
 TEST_CASE("the same slot sent twice and taken twice is held until both are dropped") {
-  Line line;
+  Spsc line;
   const std::uint32_t slot = must_acquire(line.writer, line.memory);
   send_slot(line.writer, *line.sender, slot);
   send_slot(line.writer, *line.sender, slot);
@@ -177,7 +177,7 @@ TEST_CASE("the same slot sent twice and taken twice is held until both are dropp
 }
 
 TEST_CASE("a list in flight holds each of its slots, and its regions are let go when it is done") {
-  Line line;
+  Spsc line;
   const std::uint32_t one = must_acquire(line.writer, line.memory), two = must_acquire(line.writer, line.memory);
   Held held;
   held.list = std::make_unique<HeldList>();
@@ -202,7 +202,7 @@ TEST_CASE("a list in flight holds each of its slots, and its regions are let go 
 }
 
 TEST_CASE("a reader of a dead sender's lane sees every message before the end") {
-  Line line;
+  Spsc line;
   send_number(*line.sender, 1);
   line.memory.set(0, 1, ParticipantState::dead);
   REQUIRE(line.receiver->look(line.received) == Look::message);
@@ -225,7 +225,7 @@ TEST_CASE("a reader of a dead sender's lane sees every message before the end") 
 }
 
 TEST_CASE("positions go on behind the 49 bits of a cell") {
-  Line line(0, 4, 64, 0, pool::kPositionMask - 5);
+  Spsc line(0, 4, 64, 0, pool::kPositionMask - 5);
   for (std::uint64_t n = 0; n < 20; ++n) {
     send_number(*line.sender, n);
     send_number(*line.sender, n + 100);
@@ -239,7 +239,7 @@ TEST_CASE("positions go on behind the 49 bits of a cell") {
 }
 
 TEST_CASE("a sender calls a head that no reader could have written broken") {
-  Line line;
+  Spsc line;
   for (std::uint64_t n = 0; n < 4; ++n) send_number(*line.sender, n);
   SUBCASE("beyond the tail") { line.view.head() = 5; }
   SUBCASE("far beyond it") { line.view.head() = UINT64_MAX; }
@@ -253,7 +253,7 @@ TEST_CASE("a sender calls a head that no reader could have written broken") {
 }
 
 TEST_CASE("a reader calls words that no sender could have written broken") {
-  Line line(4, 4, 64);
+  Spsc line(4, 4, 64);
   auto& word = line.view.cell(0).word;
   SUBCASE("a message of a later lap") { word = CellWord::full(4, 8); }
   SUBCASE("a state of other kinds") { word = CellWord::busy(0); }
@@ -263,7 +263,7 @@ TEST_CASE("a reader calls words that no sender could have written broken") {
 }
 
 TEST_CASE("a message that cannot be is done, and what is behind it is read") {
-  Line line(4, 4, 64);
+  Spsc line(4, 4, 64);
   send_number(*line.sender, 0);
   send_number(*line.sender, 1);
   auto& word = line.view.cell(0).word;
@@ -294,7 +294,7 @@ TEST_CASE("a message that cannot be is done, and what is behind it is read") {
 }
 
 TEST_CASE("a hole punched into a lane reads as empty cells") {
-  Line line;
+  Spsc line;
   for (std::uint64_t n = 0; n < 6; ++n) {
     send_number(*line.sender, n);
     REQUIRE(line.receiver->look(line.received) == Look::message);
@@ -304,9 +304,9 @@ TEST_CASE("a hole punched into a lane reads as empty cells") {
   CHECK(line.receiver->look(line.received) == Look::empty);
 }
 
-TEST_CASE("two threads stream numbers and slots through a small line lane, in order and whole") {
+TEST_CASE("two threads stream numbers and slots through a small spsc lane, in order and whole") {
   constexpr std::uint32_t kSlots = 8;
-  Line line(kSlots, 4, 64);
+  Spsc line(kSlots, 4, 64);
   line.writer.set_cache_limit(2);
   const std::uint64_t count = 100'000 / static_cast<std::uint64_t>(harness::slowdown());
   const Deadline patience = Deadline::after(120'000'000'000);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deaths on a mpmc queue: a producer at every step of sending, of getting slots back and of taking expired messages
+// Deaths on an mpmc queue: a producer at every step of sending, of getting slots back and of taking expired messages
 // back; a consumer at every step of claiming, finishing and giving back. Each message that the dead had not finished
 // goes to another consumer, once.
 #include <unistd.h>
@@ -196,7 +196,7 @@ TEST_CASE("claim: a consumer killed among others that take messages meanwhile ta
 TEST_CASE("claim: a consumer killed while it drains a lane whose producer has left loses nothing of it") {
   Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
-  cut_short(stage, {.name = "drain a mpmc lane",
+  cut_short(stage, {.name = "drain an mpmc lane",
                     .body =
                         [&](Self& self) {
                           auto in = self.open(stage.reads());
