@@ -4,6 +4,7 @@
 #include "client/session/channel.hpp"
 
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -380,10 +381,14 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
     return error(Status::deadline, "the broker did not answer before the deadline");
   }
   lock.unlock();
-  if (mine.descriptors_lost)
+  if (mine.descriptors_lost) {
+    const auto limit = sys::descriptor_limit();
     return error(Status::no_descriptors,
-                 "the descriptor could not be received: this process' descriptor table is full (ulimit -n), or a "
-                 "security module refused it; what was granted has been given back");
+                 "the descriptor could not be received: this process (pid " + std::to_string(::getpid()) +
+                     ") has as many files open as it may (" + (limit ? std::to_string(limit->soft) : "its limit") +
+                     "), or a security module refused it; close some, or raise `ulimit -n`; what was granted has been "
+                     "given back");
+  }
   if (mine.reply.view.header.status != 0) return std::unexpected(wire::read_error_reply(mine.reply.view));
   return std::move(mine.reply);
 }

@@ -276,6 +276,22 @@ session.create(4096)
 """)
 
 
+def test_a_full_table_of_this_process_says_whose_it_is_and_loses_nothing(python):
+    python("""
+import os, resource, shmbroker
+session = shmbroker.connect(group="")
+first_free = os.dup(0)
+os.close(first_free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, 1000))
+try: session.create(4096, name="one")
+except shmbroker.NoDescriptors as error:
+    for word in (f"(pid {os.getpid()})", f"({first_free})", "`ulimit -n`"): assert word in str(error), error
+else: raise AssertionError
+resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
+session.create(4096, name="one")
+""")
+
+
 def test_a_buffer_outlives_all_that_it_came_from(broker):
     session = shmbroker.connect(group="")
     region = session.create(4096)
