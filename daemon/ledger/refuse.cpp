@@ -11,6 +11,7 @@
 #include "daemon/ledger/host.hpp"
 #include "daemon/ledger/sessions.hpp"
 #include "daemon/ledger/views.hpp"
+#include "proto/names.hpp"
 #include "proto/refusal.hpp"
 
 namespace shmb::daemon {
@@ -61,6 +62,13 @@ const Account* account_of(Groups& groups, const Session& session, const Shortage
   }
 }
 
+// The size as a command takes it, rounded up.
+std::string size_argument(std::uint64_t bytes) {
+  constexpr std::uint64_t kilo = 1 << 10, mega = 1 << 20, giga = 1 << 30;
+  const std::uint64_t unit = bytes < mega ? kilo : bytes < 64 * giga ? mega : giga;
+  return std::to_string(bytes / unit + (bytes % unit != 0 ? 1 : 0)) + (unit == kilo ? "K" : unit == mega ? "M" : "G");
+}
+
 // The keys that have to be raised for the request to succeed. That need not be the limit that was met first. Wider
 // scopes may be as full. A size that is not set follows that of the next wider scope, so raising it alone does not
 // help.
@@ -79,16 +87,20 @@ class Keys {
     std::string out;
     for (const std::string& key : keys_) out += (out.empty() ? "raise " : " and ") + key;
     const bool of_file = std::ranges::any_of(keys_, [](const std::string& key) { return key.starts_with("limits."); });
-    if (of_file && !groups_.host.config.file.empty())
-      out += " in " + groups_.host.config.file + ", then kill -HUP " + std::to_string(groups_.host.facts.pid);
+    if (of_file) out += in_config(groups_.host);
     if (!made_too_small_) return out;
     const bool of_bytes = shortage_.slot == SHMBW_SLOT_BYTES;
-    return std::string(of_bytes ? "raise the group's limit (`shmbroker limit`)"
-                                : "make a new group with a higher limit") +
-           (out.empty() ? out : ", and " + out);
+    return (of_bytes ? limit_command() : "make a new group with a higher limit") + (out.empty() ? out : ", and " + out);
   }
 
  private:
+  // A command that can be pasted. A user names its own groups, and a name may look like an option.
+  std::string limit_command() const {
+    const Group& group = *made_too_small_;
+    const bool by_name = group.uid == session_.uid && !group.name.empty() && group.name.front() != '-';
+    return "raise the group's limit: `shmbroker limit " + (by_name ? group.name : names::id_text(group.id)) + " " +
+           size_argument(shortage_.used + shortage_.asked) + "` or more";
+  }
   void add(const Account& account) {
     switch (account.scope()) {
       case SHMBW_SCOPE_GROUP:
@@ -106,7 +118,7 @@ class Keys {
     const Group* group = find_group(groups_, account.id());
     const Resource resource = static_cast<Resource>(shortage_.slot);
     if (group && account.limit(resource) < group->configured(resource)) {
-      made_too_small_ = true;
+      made_too_small_ = group;
       if (!is_short(account, shortage_, group->configured(resource))) return;
     }
     const bool named = group && !group->name.empty() && may_address(session_, *group);
@@ -133,7 +145,7 @@ class Keys {
   const Shortage& shortage_;
   const std::string slot_;
   std::vector<std::string> keys_;
-  bool made_too_small_ = false;  // the group has a limit of its own, below the configured one, and it is met
+  const Group* made_too_small_ = nullptr;  // has a limit of its own, below the configured one, and it is met
 };
 
 // The largest of many. It looks only at their bytes: a table may be long, and a refusal must stay cheap.
@@ -226,6 +238,11 @@ static void log_refusal(Groups& groups, const Session& session, const Shortage& 
                          refused.sentence);
 }
 
+std::string in_config(const Host& host) {
+  if (host.config.file.empty()) return {};
+  return " in " + host.config.file + ", then kill -HUP " + std::to_string(host.facts.pid);
+}
+
 Error refuse_limit(Groups& groups, const Session& session, const Shortage& shortage) {
   std::string remedy = Keys(groups, session, shortage).text();
   if (shortage.slot == SHMBW_SLOT_TICKETS) remedy.insert(0, ticket_remedy(groups.accounts, shortage));
@@ -241,8 +258,7 @@ Error refuse_create_rate(Groups& groups, const Session& session, const Shortage&
   const Host& host = groups.host;
   std::string remedy =
       "ask again a moment later, or raise limits.uid." + std::to_string(shortage.scope_id) + ".creates";
-  if (!host.config.file.empty())
-    remedy += " in " + host.config.file + ", then kill -HUP " + std::to_string(host.facts.pid);
+  remedy += in_config(host);
   Error refused = wire::limit_refusal(shortage, whose(groups, session, shortage), remedy);
   log_refusal(groups, session, shortage, refused);
   return refused;

@@ -15,6 +15,9 @@ struct Host;
 struct Groups;
 class Session;
 
+// " in /etc/shmbroker.conf, then kill -HUP 4123", behind a key of the configuration. Empty where no file was read.
+std::string in_config(const Host& host);
+
 Error refuse_limit(Groups& groups, const Session& session, const Shortage& shortage);
 Error refuse_create_rate(Groups& groups, const Session& session, const Shortage& shortage);
 Error refuse_descriptors(Host& host, const Shortage& shortage);

@@ -187,18 +187,18 @@ void serve_group_limit(const Request& request) {
   const std::uint64_t configured = group.configured(Resource::bytes);
   const std::uint64_t used = group.account.used(Resource::bytes);
   if (wish->bytes > configured && !session.admin)
-    return request.fail(
-        Error{Status::limit,
-              0,
-              {.slot = SHMBW_SLOT_BYTES,
-               .scope = SHMBW_SCOPE_GROUP,
-               .scope_id = group.id,
-               .limit = configured,
-               .used = used,
-               .asked = wish->bytes},
-              "group " + group.text() + " may have a limit of at most " + format_size(configured) + ", and uses " +
-                  format_size(used) + "; asked " + format_size(wish->bytes) +
-                  "; an administrator may set more (`sudo shmbroker limit`), or raise limits.group_bytes"});
+    return request.fail(Error{Status::limit,
+                              0,
+                              {.slot = SHMBW_SLOT_BYTES,
+                               .scope = SHMBW_SCOPE_GROUP,
+                               .scope_id = group.id,
+                               .limit = configured,
+                               .used = used,
+                               .asked = wish->bytes},
+                              "group " + group.text() + " may have a limit of at most " + format_size(configured) +
+                                  ", and uses " + format_size(used) + "; asked " + format_size(wish->bytes) +
+                                  "; an administrator may set more (`sudo shmbroker limit " + names::id_text(group.id) +
+                                  " SIZE`), or raise limits.group_bytes"});
   shmbw_group_limit_reply reply{};
   reply.group = group.id;
   reply.before = group.account.limit(Resource::bytes);

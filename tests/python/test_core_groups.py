@@ -77,6 +77,9 @@ def test_a_group_is_joined_left_and_ended(session):
     with pytest.raises(shmbroker.OutOfShared) as refused:
         session.create(4 << 20)
     assert refused.value.scope == "group" and refused.value.limit == 1 << 20
+    advice = str(refused.value).partition("raise the group's limit: `shmbroker ")[2].partition("`")[0]
+    subprocess.run([os.environ["SHMBROKER_TOOL"], *advice.split()], check=True, capture_output=True)
+    session.create(4 << 20).close()
     other = shmbroker.connect(group="")
     assert other.join("short") == group.id
     other.leave()

@@ -61,7 +61,7 @@ if __name__ == '__main__':
         print(error)
 """))
     for part in ("bytes of group 'train-7'", "asked 16.0 MiB", "of 48.0 MiB", "DataLoader worker", "prefetch_factor",
-                 "shmbroker limit train-7 SIZE"):
+                 "raise the group's limit: `shmbroker limit train-7 "):
         assert part in done.stdout, done.stdout + done.stderr
 
 

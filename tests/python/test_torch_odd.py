@@ -158,7 +158,7 @@ first, second, third = (torch.full((4 << 20,), float(number)) for number in rang
 try:
     queue.put([first, second, third])
 except shmbroker.OutOfShared as error:
-    print("of group 'half'" in str(error), 'shmbroker limit half SIZE' in str(error))
+    print("of group 'half'" in str(error), '`shmbroker limit half ' in str(error))
 assert first.eq(0).all() and second.eq(1).all() and third.eq(2).all() and not third.is_shared()
 assert queue.get() == 'before' and queue.empty()
 del first, second

@@ -20,7 +20,7 @@ TEST_CASE("limit below what a group uses frees nothing and refuses new regions u
   CHECK(world.tool({"cat", "g/a"}).out == std::string(8192, 'x'));
   const Ended refused = world.tool({"put", world.file("b", "b"), "--name", "b", "--group", "g"});
   CHECK(refused.status == 4);
-  CHECK_MESSAGE(has(refused.err, "raise the group's limit (`shmbroker limit`)"), refused.err);
+  CHECK_MESSAGE(has(refused.err, "raise the group's limit: `shmbroker limit g 12K` or more"), refused.err);
   const auto raised = nlohmann::json::parse(world.tool({"limit", "g", "1M", "--json"}).out);
   CHECK(raised["schema"] == "shmbroker.limit/1");
   CHECK(raised["group"] == "g");

@@ -151,7 +151,7 @@ def loader_lost() -> errors.SessionLost:
 
 
 def advised(error: errors.OutOfShared) -> errors.OutOfShared:
-    """The error with what a training script can change."""
+    """The error, whose sentence says how the limit is raised, with what else a training script can change."""
     from torch.utils.data import get_worker_info
     if error.slot != "bytes":
         return error
@@ -161,9 +161,6 @@ def advised(error: errors.OutOfShared) -> errors.OutOfShared:
                            "num_workers or batch_size")
     else:
         error.sentence += ". Drop tensors in shared memory that are not used any more"
-    where = place.address()
-    if error.scope == "group" and where is not None:
-        error.sentence += f", or raise the limit: shmbroker limit {where[1].rpartition(':')[0]} SIZE"
     return error
 
 

@@ -415,9 +415,9 @@ TEST_CASE("a size that is not set follows the wider one: the refusal names the k
   }
   SUBCASE("of the group's maker") {
     config.limits.group_bytes = 60 * page;
-    CHECK(remedy(config, "g", 11 * page, 10 * page) == "raise the group's limit (`shmbroker limit`)");
+    CHECK(remedy(config, "g", 11 * page, 10 * page) == "raise the group's limit: `shmbroker limit g 44K` or more");
     CHECK(remedy(config, "g", 61 * page, 10 * page) ==
-          "raise the group's limit (`shmbroker limit`), and raise limits.group.g.bytes");
+          "raise the group's limit: `shmbroker limit g 244K` or more, and raise limits.group.g.bytes");
   }
 }
 
