@@ -189,7 +189,7 @@ typedef struct shmb_create_options {
   size_t size;
   const char* name;   /* NULL: unnamed */
   uint64_t group;     /* group id; 0: the session's own */
-  int64_t keep_ns;    /* with KEEP_GIVEN: 0, ns after the group's end, or SHMB_KEEP_UNTIL_RELEASED */
+  int64_t keep_ns;    /* with KEEP_GIVEN: 0, or of a named region ns after the group's end, SHMB_KEEP_UNTIL_RELEASED */
   uint32_t flags;     /* enum shmb_create_flag */
   uint32_t rights;    /* enum shmb_right of this handle; 0: all */
   int64_t timeout_ns; /* of the broker's answer; populating takes as long as it takes */

@@ -15,6 +15,7 @@ constexpr Word kWords[] = {
     {"SHMB_GPU_ANY_DEVICE", "no device (any)", "", ""},
     {"SHMB_GPU_PUBLISH_MANY_WRITERS", "PublishOptions::many_writers", "", ""},
     {"SHMB_GPU_PUBLISH_WRITING", "PublishOptions::writing", "", ""},
+    {"SHMB_KEEP_UNTIL_RELEASED", "Keep::until_released()", "--keep until-released", "keep=\"released\""},
     {"SHMB_NO_WAIT", "Timeout::no_wait()", "0", "0"},
     {"SHMB_QUEUE_AS_IS", "QueueKind::as_is", "", "\"as_is\""},
     {"SHMB_QUEUE_AT_LEAST_ONCE", "QueueOptions::at_least_once", "", "at_least_once"},

@@ -108,7 +108,7 @@ Result<void> check_gpu_words(const Host& host, const shmbw_gpu_publish& wish, st
   const bool keep_given = flagged(wish, SHMBW_GPU_PUBLISH_KEEP_GIVEN);
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
   if (keep_given)
-    if (auto keep = check_keep(host, wish.keep); !keep) return keep;
+    if (auto keep = check_keep(host, wish.keep, !name.empty()); !keep) return keep;
   if (!name.empty()) return names::check(name, "region name");
   if (flagged(wish, SHMBW_GPU_PUBLISH_REPLACE)) return error(Status::invalid, "replace needs a name");
   return {};

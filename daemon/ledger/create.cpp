@@ -17,12 +17,17 @@
 
 namespace shmb::daemon {
 
-Result<void> check_keep(const Host& host, std::int64_t keep) {
-  if (keep < -1) return error(Status::invalid, "a keep is 0, a duration, or -1 until released");
-  if (keep <= host.config.limits.keep_max) return {};
-  Error refused = plain(Status::limit, "limit: keep of " + format_duration(keep) + " asked, at most " +
-                                           format_duration(host.config.limits.keep_max) +
-                                           "; use 'until-released' or raise limits.keep_max");
+Result<void> check_keep(const Host& host, std::int64_t keep, bool named) {
+  if (keep < -1) return error(Status::invalid, "a keep is 0, a duration, or SHMB_KEEP_UNTIL_RELEASED");
+  if (keep <= host.config.limits.keep_max) {
+    if (keep == 0 || named) return {};
+    return error(Status::invalid,
+                 "keep needs a name: what has none goes with its last holder. Give it a name, or leave keep out");
+  }
+  Error refused =
+      plain(Status::limit, "limit: keep of " + format_duration(keep) + " asked, at most " +
+                               format_duration(host.config.limits.keep_max) +
+                               "; give SHMB_KEEP_UNTIL_RELEASED, or raise limits.keep_max" + in_config(host));
   refused.shortage = {SHMBW_SLOT_KEEP,
                       SHMBW_SCOPE_HOST,
                       0,
@@ -50,7 +55,7 @@ Result<void> check_words(const Host& host, const shmbw_create& wish, std::string
   bool keep_given = (wish.flags & SHMBW_CREATE_KEEP_GIVEN) != 0;
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
   if (keep_given)
-    if (auto keep = check_keep(host, wish.keep); !keep) return keep;
+    if (auto keep = check_keep(host, wish.keep, !name.empty()); !keep) return keep;
   if (keep_given && (wish.flags & SHMBW_CREATE_NAME_WITH_HOLDERS) != 0)
     return error(Status::invalid, "a name that goes with the last holder is not kept: leave one of the two flags out");
   if (name.empty()) {

@@ -51,7 +51,8 @@ Result<void> room_for_descriptors(Regions& regions, const Session& session, std:
 // many bytes were freed.
 std::uint64_t empty_shelves(Regions& regions, const Session& session, std::uint64_t wanted);
 
-// Checks a keep that a region or a group may have: 0, up to limits.keep_max, or -1 (until released).
-Result<void> check_keep(const Host& host, std::int64_t keep);
+// Checks a keep that a region, a pool or a group may have: 0, up to limits.keep_max, or -1 (until released). An object
+// without a name has none, because only a name holds it beyond the group.
+Result<void> check_keep(const Host& host, std::int64_t keep, bool named);
 
 }  // namespace shmb::daemon

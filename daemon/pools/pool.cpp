@@ -297,7 +297,7 @@ Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create
     return error(Status::invalid,
                  "a name that goes with the last participant is not kept: leave one of the two flags out");
   if (!keep_given && wish.keep != 0) return error(Status::invalid, "keep without the flag keep_given");
-  SHMB_TRY_VOID(check_keep(pools.host, wish.keep));
+  SHMB_TRY_VOID(check_keep(pools.host, wish.keep, !name.empty()));
   if (!name.empty()) SHMB_TRY_VOID(names::check(name, "pool name"));
   const pool::Shape shape = shape_of(wish);
   SHMB_TRY_VOID(check_shape(shape));

@@ -26,7 +26,7 @@ void serve_group_create(const Request& request) {
     return request.fail(Status::unknown_flags, "a group flag is not known to this broker");
   if (!name->empty())
     if (auto valid = names::check(*name, "group name"); !valid) return request.fail(valid.error());
-  if (auto keep = check_keep(ledger.host, wish->keep); !keep) return request.fail(keep.error());
+  if (auto keep = check_keep(ledger.host, wish->keep, true); !keep) return request.fail(keep.error());
   Group* group = name->empty() ? nullptr : find_group(ledger.groups, session.uid, *name);
   if (group && (wish->flags & SHMBW_GROUP_ADOPT_EXISTING) == 0)
     return request.fail(Status::exists, "a group '" + std::string(*name) + "' of uid " + std::to_string(session.uid) +

@@ -22,6 +22,7 @@ std::int64_t nanoseconds_of(double seconds) {
 bool to_seconds(PyObject* value, const char* what, double& seconds) {
   seconds = PyFloat_AsDouble(value);
   if (seconds == -1.0 && PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) != 0) return raise_type(what, "a number of seconds", value), false;
     if (PyErr_ExceptionMatches(PyExc_OverflowError) != 0) {
       PyErr_Clear();
       raise(SHMB_E_INVALID, "%s is too large", what);
@@ -77,6 +78,21 @@ bool read_arguments(const char* function, std::size_t positional, std::size_t re
     return false;
   }
   return true;
+}
+
+std::nullptr_t raise_type(const char* what, const char* takes, PyObject* given) {
+  PyErr_Clear();
+  if (const Ref name(PyType_GetName(Py_TYPE(given))); name)
+    PyErr_Format(PyExc_TypeError, "%s is %s, not '%U'", what, takes, name.get());
+  return nullptr;
+}
+
+Ref to_items(PyObject* value, const char* what, const char* takes) {
+  if (PyUnicode_Check(value) != 0 || PyBytes_Check(value) != 0) return raise_type(what, takes, value), Ref();
+  const Ref iterator(PyObject_GetIter(value));
+  if (iterator) return Ref(PySequence_Tuple(iterator.get()));
+  if (PyErr_ExceptionMatches(PyExc_TypeError) != 0) raise_type(what, takes, value);
+  return {};
 }
 
 bool to_wait(PyObject* value, Wait of, std::int64_t& nanoseconds) {
@@ -147,7 +163,10 @@ bool to_number(PyObject* value, const char* what, std::uint64_t& number) {
     PyErr_Clear();
   }
   const Ref index(PyNumber_Index(value));
-  if (!index) return false;
+  if (!index) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) != 0) raise_type(what, "an int", value);
+    return false;
+  }
   number = PyLong_AsUnsignedLongLong(index.get());
   if (number != UINT64_MAX || PyErr_Occurred() == nullptr) return true;
   if (PyErr_ExceptionMatches(PyExc_OverflowError) != 0) {
@@ -175,10 +194,7 @@ bool to_number(PyObject* value, const char* what, std::uint32_t& number) {
 bool to_text(PyObject* value, const char* what, const char*& text) {
   text = nullptr;
   if (value == nullptr || value == Py_None) return true;
-  if (PyUnicode_Check(value) == 0) {
-    PyErr_Format(PyExc_TypeError, "%s is a str, not '%R'", what, Py_TYPE(value));
-    return false;
-  }
+  if (PyUnicode_Check(value) == 0) return raise_type(what, "a str", value), false;
   Py_ssize_t length = 0;
   text = PyUnicode_AsUTF8AndSize(value, &length);
   if (text == nullptr) return false;

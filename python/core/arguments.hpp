@@ -50,6 +50,9 @@ Signature<count> signature(const char* function, std::size_t positional, std::si
 
 inline constexpr std::int64_t kDefaultWait = 5'000'000'000;
 
+// Raises a TypeError: "WHAT is TAKES, not 'TYPE'".
+std::nullptr_t raise_type(const char* what, const char* takes, PyObject* given);
+
 // A duration in seconds. `broker`: a call that the broker answers, which has a limit and waits. `others`: a call that
 // waits for other processes: None is no limit, 0 does not wait.
 enum class Wait { broker, others };
@@ -65,6 +68,9 @@ bool to_keep(PyObject* value, bool& given, std::int64_t& nanoseconds);
 bool to_flag(PyObject* value, bool& flag);
 bool to_number(PyObject* value, const char* what, std::uint64_t& number);
 bool to_number(PyObject* value, const char* what, std::uint32_t& number);
+// The items of a list, a tuple or whatever else can be iterated, but of no text, as a tuple. Empty: an exception is
+// set.
+Ref to_items(PyObject* value, const char* what, const char* takes);
 // None and left out: nullptr. The text lives as long as the object.
 bool to_text(PyObject* value, const char* what, const char*& text);
 // One of the texts of a table: its number. Left out: unchanged.

@@ -59,9 +59,10 @@ Signature<15> create_names =
     signature("create", 1, 1,
               {"size", "name", "group", "keep", "many_writers", "replace", "uninitialised", "name_at_publish",
                "recycle", "populate", "huge", "numa", "timeout", "name_with_holders", "hugetlb"});
-Signature<12> create_many_names = signature("create_many", 1, 1,
-                                            {"sizes", "group", "keep", "many_writers", "uninitialised", "recycle",
-                                             "populate", "huge", "timeout", "return_errors", "hugetlb", "numa"});
+// No keep: only a name holds a region beyond its group, and these have none.
+Signature<11> create_many_names = signature("create_many", 1, 1,
+                                            {"sizes", "group", "many_writers", "uninitialised", "recycle", "populate",
+                                             "huge", "timeout", "return_errors", "hugetlb", "numa"});
 
 }  // namespace
 
@@ -108,20 +109,18 @@ PyObject* session_create_many(PyObject* self, PyObject* const* given, Py_ssize_t
   const Arguments arguments(create_many_names, given, count, names);
   shmb_create_options options{};
   options.size = sizeof(options);
-  bool keep = false, many_writers = false, uninitialised = false, recycle = true, return_errors = false;
+  bool many_writers = false, uninitialised = false, recycle = true, return_errors = false;
   std::int64_t timeout = 0;
   Memory memory;
-  if (!arguments || !to_number(arguments[1], "group", options.group) || !to_keep(arguments[2], keep, options.keep_ns) ||
-      !to_flag(arguments[3], many_writers) || !to_flag(arguments[4], uninitialised) ||
-      !to_flag(arguments[5], recycle) || !to_flag(arguments[6], memory.populate) ||
-      !memory.read(arguments[7], arguments[10], arguments[11], options) ||
-      !to_wait(arguments[8], Wait::broker, timeout) || !to_flag(arguments[9], return_errors))
+  if (!arguments || !to_number(arguments[1], "group", options.group) || !to_flag(arguments[2], many_writers) ||
+      !to_flag(arguments[3], uninitialised) || !to_flag(arguments[4], recycle) ||
+      !to_flag(arguments[5], memory.populate) || !memory.read(arguments[6], arguments[9], arguments[10], options) ||
+      !to_wait(arguments[7], Wait::broker, timeout) || !to_flag(arguments[8], return_errors))
     return nullptr;
-  const Ref sizes(PySequence_Tuple(arguments[0]));
+  const Ref sizes(to_items(arguments[0], "sizes", "a list or tuple of sizes"));
   if (!sizes) return nullptr;
   shmb_session* const session = session_of(self);
   if (session == nullptr) return nullptr;
-  if (keep) options.flags |= SHMB_CREATE_KEEP_GIVEN;
   if (many_writers) options.flags |= SHMB_CREATE_MANY_WRITERS;
   if (uninitialised) options.flags |= SHMB_CREATE_UNINITIALISED;
   if (!recycle) options.flags |= SHMB_CREATE_NO_RECYCLE;

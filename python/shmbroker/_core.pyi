@@ -8,7 +8,8 @@ Rules of every call:
 - A wait releases the GIL. A signal ends it: the handler runs, then the wait goes on with the time that is left, or the
   exception of the handler is raised (KeyboardInterrupt).
 - A failure raises a class of `shmbroker.errors`, with the broker's sentence and its fields.
-- `keep` is None (the default of the group), a number of seconds, or the string "released" (until it is released).
+- `keep` is None (the default of the group), a number of seconds, or the string "released" (until it is released). Only a
+  name holds an object beyond its group, so an object without a name takes none.
 - A closed handle raises `Closed` (a ValueError), everywhere but in `close()`, which may be called again.
 - A buffer keeps its object alive. `close()` of an object with live buffers raises BufferError.
 """
@@ -201,10 +202,10 @@ class Session:
         hugetlb: only 2 MiB pages that the administrator has reserved (vm.nr_hugepages).
         name_with_holders: the region goes with its last holder, name and all, also in a group that lives on; not with
         keep. None: in the user's group, where no keep is given."""
-    def create_many(self, sizes: list[int] | tuple[int, ...], *, group: int = 0, keep: Keep = None,
-                    many_writers: bool = False, uninitialised: bool = False, recycle: bool = True,
-                    populate: bool = True, huge: bool | None = None, timeout: float = 5.0,
-                    return_errors: bool = False, hugetlb: bool = False, numa: int | None = None) -> list[Region]:
+    def create_many(self, sizes: list[int] | tuple[int, ...], *, group: int = 0, many_writers: bool = False,
+                    uninitialised: bool = False, recycle: bool = True, populate: bool = True, huge: bool | None = None,
+                    timeout: float = 5.0, return_errors: bool = False, hugetlb: bool = False,
+                    numa: int | None = None) -> list[Region]:
         """All or none; with return_errors each failed one is an exception in the list."""
     def attach(self, where: str | RegionId | Ticket | bytes, *, write: bool = False, share: bool = False,
                release: bool = False, wait: Timeout = 0, populate: bool = True, timeout: float = 5.0) -> Region:

@@ -99,7 +99,14 @@ TEST_CASE("wrong words of a create are refused with a sentence and book nothing"
   Created too_long = client.create({.name = "k", .flags = SHMBW_CREATE_KEEP_GIVEN, .keep = 8LL * 24 * 3600 * kSecond});
   CHECK(too_long.status == Status::limit);
   CHECK(too_long.error.shortage.slot == SHMBW_SLOT_KEEP);
-  CHECK(too_long.error.sentence.find("limits.keep_max") != std::string::npos);
+  CHECK(too_long.error.sentence ==
+        "limit: keep of 8d asked, at most 7d; give SHMB_KEEP_UNTIL_RELEASED, or raise limits.keep_max");
+  // Only a name holds a region beyond its group.
+  for (const std::int64_t keep : {std::int64_t{-1}, std::int64_t{kSecond}}) {
+    const Created unnamed = client.create({.flags = SHMBW_CREATE_KEEP_GIVEN, .keep = keep});
+    CHECK(unnamed.status == Status::invalid);
+    CHECK(unnamed.error.sentence.find("keep needs a name") != std::string::npos);
+  }
   CHECK(client.create({.group = 4711}).status == Status::not_found);
   auto status = client.status();
   CHECK(status.regions == 0);

@@ -287,6 +287,7 @@ TEST_CASE("wrong words of a publication are refused with what is wrong") {
   CHECK(status({.flags = SHMBW_GPU_PUBLISH_MANY_WRITERS}) == Status::invalid);
   CHECK(status({.flags = SHMBW_GPU_PUBLISH_REPLACE}) == Status::invalid);
   CHECK(status({.keep = 5}) == Status::invalid);
+  CHECK(status({.flags = SHMBW_GPU_PUBLISH_KEEP_GIVEN, .keep = kMinute}) == Status::invalid);  // without a name
   CHECK(status({.flags = 1 << 20}) == Status::unknown_flags);
   CHECK(status({.rights = SHMBW_RIGHT_SHARE}) == Status::invalid);
   CHECK(status({.manifest_bytes = 5}) == Status::invalid);

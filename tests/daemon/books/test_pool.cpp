@@ -110,7 +110,8 @@ TEST_CASE("a pool that cannot be paid for leaves nothing and says what is short"
        {PoolRequest{.slots = 1 << 30}, PoolRequest{.lanes = 100'000}, PoolRequest{.queues = 100'000},
         PoolRequest{.segments = 100'000}, PoolRequest{.lane_bytes = 17 << 20}, PoolRequest{.lane_bytes = UINT64_MAX},
         PoolRequest{.name = "no/slash"}, PoolRequest{.keep = 1},
-        PoolRequest{.flags = SHMBW_POOL_KEEP_GIVEN, .keep = -2}})
+        PoolRequest{.flags = SHMBW_POOL_KEEP_GIVEN, .keep = -2},
+        PoolRequest{.flags = SHMBW_POOL_KEEP_GIVEN, .keep = kMinute}})
     CHECK(pool_create(maker, bad).status() == Status::invalid);
   CHECK(pool_create(maker, {.flags = SHMBW_POOL_READ_ONLY}).status() == Status::unknown_flags);
   CHECK(pool_create(maker, {.group = 12345}).status() == Status::not_found);
