@@ -201,20 +201,22 @@ bool parse_token(std::string_view text, std::uint8_t (&token)[16]) {
   return true;
 }
 
-Result<GroupTicket> parse_group_variable(std::string_view text) {
+Result<GroupTicket> parse_group_variable(std::string_view text, std::string_view what) {
   // The token is a secret: a sentence about a bad value says what is wrong, never what stands there.
   const auto colon = text.rfind(':');
   GroupTicket ticket;
   if (colon == text.npos || !parse_token(text.substr(colon + 1), ticket.token))
     return error(
         Status::invalid,
-        "SHMBROKER_GROUP is not <group>:<32 lower-case hex digits>; unset it, or start the program with shmbroker run");
+        std::string(what) +
+            " is not NAME:TOKEN with a token of 32 lower-case hex digits, as `shmbroker run` sets it: leave it "
+            "out, start the program by `shmbroker run`, or let the program join the group by its name");
   const std::uint8_t none[16] = {};
   if (std::equal(std::begin(none), std::end(none), std::begin(ticket.token)))
-    return error(Status::invalid, "SHMBROKER_GROUP has a token of zeros, which admits to no group");
+    return error(Status::invalid, std::string(what) + " has a token of zeros, which admits to no group");
   auto group = group_of(text.substr(0, colon));
   if (!group) {
-    group.error().sentence = "SHMBROKER_GROUP: " + group.error().sentence;
+    group.error().sentence = std::string(what) + ": " + group.error().sentence;
     return std::unexpected(group.error());
   }
   ticket.name = std::move(*group);

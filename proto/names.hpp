@@ -61,7 +61,8 @@ struct GroupTicket {
   std::string name;
   std::uint8_t token[16] = {};
 };
-Result<GroupTicket> parse_group_variable(std::string_view text);
+// `what`: what the caller calls the text, for the sentence of a refusal.
+Result<GroupTicket> parse_group_variable(std::string_view text, std::string_view what = "SHMBROKER_GROUP");
 std::string format_group_variable(std::string_view name, const std::uint8_t (&token)[16]);
 
 }  // namespace shmb::names

@@ -314,7 +314,7 @@ Result<void> Sender::send_parts(std::span<const OutPart> given, std::uint64_t ty
     return error(Status::invalid, "a message lives for a time above 0, or for ever: 0 is the default, SHMB_FOREVER");
   SHMB_TRY_VOID(may_send());
   if (lifetime != 0 && !state_.has(pool::kQueueExpiring))
-    return error(Status::invalid, "the queue was made without EXPIRING: its messages have no lifetime");
+    return error(Status::invalid, "the queue was made without SHMB_QUEUE_EXPIRING: its messages have no lifetime");
   std::int64_t deadline = 0;
   if (lifetime != 0) {
     const std::int64_t now = sys::now_monotonic();

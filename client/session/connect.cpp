@@ -41,9 +41,10 @@ Result<Greeting> greeting_for(const ConnectOptions& options, const Places& place
   Greeting greeting;
   greeting.program = options.program;
   if (options.no_group) return greeting;
-  const std::string text = !options.group.empty() ? options.group : places.group_variable.value_or("");
+  const bool given = !options.group.empty();
+  const std::string text = given ? options.group : places.group_variable.value_or("");
   if (text.empty()) return greeting;
-  SHMB_TRY(ticket, names::parse_group_variable(text));
+  SHMB_TRY(ticket, names::parse_group_variable(text, given ? "the group to connect to" : "SHMBROKER_GROUP"));
   greeting.group_name = ticket.name;
   greeting.group_token.emplace();
   std::copy(std::begin(ticket.token), std::end(ticket.token), greeting.group_token->bytes.begin());
