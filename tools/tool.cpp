@@ -25,16 +25,17 @@ namespace {
 
 // Parses an option's text with one of base's parsers, and passes its sentence to CLI11.
 template <class T>
-void add_parsed(CLI::App& app, const std::string& name, T& value, const std::string& help, const std::string& kind,
-                Result<T> (*parse)(std::string_view)) {
-  app.add_option_function<std::string>(
-         name,
-         [&value, parse, name](const std::string& text) {
-           auto parsed = parse(text);
-           if (!parsed) throw CLI::ValidationError(name, parsed.error().sentence);
-           value = *parsed;
-         },
-         help)
+CLI::Option* add_parsed(CLI::App& app, const std::string& name, T& value, const std::string& help,
+                        const std::string& kind, Result<T> (*parse)(std::string_view)) {
+  return app
+      .add_option_function<std::string>(
+          name,
+          [&value, parse, name](const std::string& text) {
+            auto parsed = parse(text);
+            if (!parsed) throw CLI::ValidationError(name, parsed.error().sentence);
+            value = *parsed;
+          },
+          help)
       ->type_name(kind);
 }
 
@@ -47,8 +48,8 @@ void add_common(CLI::App& app, Common& common, bool json, bool exact) {
   if (exact) app.add_flag("-b,--bytes", common.exact, "Sizes in bytes");
 }
 
-void add_size(CLI::App& app, const std::string& name, std::uint64_t& size, const std::string& help) {
-  add_parsed(app, name, size, help, "SIZE", parse_size);
+CLI::Option* add_size(CLI::App& app, const std::string& name, std::uint64_t& size, const std::string& help) {
+  return add_parsed(app, name, size, help, "SIZE", parse_size);
 }
 
 void add_duration(CLI::App& app, const std::string& name, std::int64_t& duration, const std::string& help) {

@@ -12,7 +12,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace shmb::tools {
 
@@ -31,7 +32,7 @@ struct Command {
 // Adds --socket and --timeout; --json and --bytes where the verb has them.
 void add_common(CLI::App& app, Common& common, bool json, bool exact);
 // Options whose text is a size or a duration.
-void add_size(CLI::App& app, const std::string& name, std::uint64_t& size, const std::string& help);
+CLI::Option* add_size(CLI::App& app, const std::string& name, std::uint64_t& size, const std::string& help);
 void add_duration(CLI::App& app, const std::string& name, std::int64_t& duration, const std::string& help);
 
 Command add_list(CLI::App& app);

@@ -163,7 +163,15 @@ TEST_CASE("release --tickets ends those to one region, or to the regions of one 
   const Ended inspected = world.tool({"inspect", id});
   CHECK_MESSAGE(has(inspected.out, "MADE BY"), inspected.out);
   CHECK_MESSAGE(has(inspected.out, "ended"), inspected.out);
-  const Ended region = world.tool({"release", "--tickets", id});
+  const Ended nameless = world.tool({"release", id});
+  CHECK(nameless.status == 4);
+  const std::string number = id.substr(0, id.find('.'));
+  CHECK_MESSAGE(has(nameless.err,
+                    "no name to take away: it goes with its last holder, and 1 ticket can still open it: "
+                    "`shmbroker release --tickets " +
+                        number + "` ends those"),
+                nameless.err);
+  const Ended region = world.tool({"release", "--tickets", number});
   CHECK(region.status == 0);
   CHECK_MESSAGE(has(region.out, "ended 1 ticket of "), region.out);
   CHECK(own_tickets(world)["used"] == 0);

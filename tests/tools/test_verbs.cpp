@@ -673,6 +673,9 @@ TEST_CASE("run passes the command's status on and keeps 125 to 127 for itself") 
   CHECK(world.tool({"run", "--", "/etc/passwd"}).status == 126);
   CHECK(world.tool({"run"}).status == 125);
   CHECK(world.tool({"run", "--limit", "much", "--", "true"}).status == 125);
+  const Ended nothing = world.tool({"run", "--limit", "0", "--", "true"});
+  CHECK(nothing.status == 125);
+  CHECK_MESSAGE(has(nothing.err, "--limit 0 leaves the group no memory: give 64M"), nothing.err);
   CHECK(world.tool({"run", "--name", "a/b", "--", "true"}).status == 125);
   CHECK(world.tool({"run", "--socket", world.directory() + "/none", "--", "true"}).status == 125);
 }

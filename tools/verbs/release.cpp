@@ -24,6 +24,13 @@ struct ReleaseOptions {
   bool end = false, tickets = false;
 };
 
+// The clause for a region without a name that tickets still hold. Empty: none does.
+std::string held_by_tickets(const shmb_region_stat& stat) {
+  if (stat.tickets == 0) return {};
+  return count_text(stat.tickets, "ticket") + " can still open it: `shmbroker release --tickets " +
+         names::id_text(stat.id.id) + "` ends those that ended sessions have left, and with --end all";
+}
+
 // @ID has to become an address, because the name is what is removed.
 Result<std::string> address_of(const Session& session, const Target& target, shmb_region_stat& stat) {
   shmb_error failure{};
@@ -34,7 +41,8 @@ Result<std::string> address_of(const Session& session, const Target& target, shm
   if (status != SHMB_OK) return std::unexpected(failed(failure));
   if (!target.id) return target.address;
   if (*stat.name == '\0')
-    return error(Status::denied, shmb::quoted(target.text) + " has no name to take away: it goes with its last holder");
+    return error(Status::denied, shmb::quoted(target.text) + " has no name to take away: it goes with its last holder" +
+                                     (stat.tickets == 0 ? "" : ", and " + held_by_tickets(stat)));
   const std::string group = *stat.group_name ? stat.group_name : names::id_text(stat.group);
   return std::to_string(stat.owner_uid) + ":" + group + "/" + stat.name;
 }
@@ -106,6 +114,7 @@ int release_region(const ReleaseOptions& options, const Session& session) {
     text += "; " + std::to_string(stat.holders) +
             (stat.holders == 1 ? " session still uses it" : " sessions still use it") +
             ", the memory goes with the last";
+  if (stat.tickets != 0) text += "; " + held_by_tickets(stat);
   return print(printable(text) + "\n") ? kExitOk : kExitError;
 }
 
@@ -136,13 +145,16 @@ int release_group(const ReleaseOptions& options, const Session& session) {
     json["regions_left"] = ending.regions;
     return print(dump(json)) ? kExitOk : kExitError;
   }
+  const std::string tickets =
+      ending.regions == 0 ? ""
+                          : ", by sessions or by tickets (`shmbroker release --tickets --group " + options.group + "`)";
   const std::string ended = ending.members == 0
                                 ? ""
                                 : "; its " + std::to_string(ending.members) +
                                       (ending.members == 1 ? " session is" : " sessions are") + " in no group now";
   return print(printable("freed " + size_text(options.common, ending.bytes_freed) + " that group " + options.group +
                          " kept" + ended + "; " + std::to_string(ending.regions) +
-                         (ending.regions == 1 ? " region is" : " regions are") + " still in use") +
+                         (ending.regions == 1 ? " region is" : " regions are") + " still in use" + tickets) +
                "\n")
              ? kExitOk
              : kExitError;

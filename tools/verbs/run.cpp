@@ -23,7 +23,7 @@ struct RunOptions {
   std::string socket, name, kill_rest, grace, master_addr, init_method;
   std::uint64_t limit = 0;
   int nprocs = 0, shards = 1, shard = 0, master_port = 0;
-  bool kill_rest_given = false, prefix = true;
+  bool kill_rest_given = false, limit_given = false, prefix = true;
   std::vector<std::string> command;
 };
 
@@ -87,6 +87,11 @@ Result<void> make_ranks(const RunOptions& options, spawn::Plan& plan) {
 }
 
 int run_command(const RunOptions& options) {
+  if (options.limit_given && options.limit == 0)
+    return failed_ourselves(
+        "--limit 0 leaves the group no memory: give 64M, 8G or a number of bytes, or leave --limit out for the limit "
+        "of "
+        "the configuration");
   if (!options.name.empty())
     if (auto name = names::check(options.name, "group name"); !name) return failed_ourselves(name.error().sentence);
   auto group = spawn::SupervisedGroup::create({options.socket, options.name, options.command.front(), options.limit});
@@ -114,7 +119,7 @@ Command add_run(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* verb = app.add_subcommand("run", "Run a command in a group that ends with its last process");
   verb->add_option("--name", options->name, "The group's name (default: made from the command)")->type_name("GROUP");
-  add_size(*verb, "--limit", options->limit, "Most memory that the group may hold");
+  CLI::Option* limit = add_size(*verb, "--limit", options->limit, "Most memory that the group may hold");
   CLI::Option* kill_rest =
       verb->add_option("--kill-rest", options->kill_rest,
                        "When the command ends, end what it left: SIGTERM, then SIGKILL after 5s or =DURATION")
@@ -147,8 +152,9 @@ Command add_run(CLI::App& app) {
   verb->add_option("--socket", options->socket, "The broker's socket, instead of looking for one")->type_name("PATH");
   verb->add_option("command", options->command, "-- COMMAND ARGUMENTS...")->required();
   verb->positionals_at_end();
-  return {verb, [options, kill_rest] {
+  return {verb, [options, kill_rest, limit] {
             options->kill_rest_given = kill_rest->count() > 0;
+            options->limit_given = limit->count() > 0;
             return run_command(*options);
           }};
 }
