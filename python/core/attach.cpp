@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attaching regions: by address, by identity or by ticket, one or many.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
 #include <vector>
 
 #include "python/core/objects.hpp"
@@ -10,15 +13,19 @@ namespace shmb::python {
 bool Place::read(PyObject* where) {
   if (is_region_id(where)) return to_region_id(where, id);
   if (PyUnicode_Check(where) != 0) return to_text(where, "the address", address);
-  if (PyBytes_Check(where) == 0) {
-    PyErr_Format(PyExc_TypeError, "a region is named by an address (str), a RegionId or a Ticket, not by '%R'",
-                 Py_TYPE(where));
-    return false;
-  }
+  if (PyBytes_Check(where) == 0) return raise_type("where", "an address (str), a RegionId or a Ticket", where), false;
   if (PyBytes_Size(where) != 16)
     return raise(SHMB_E_INVALID, "a ticket has 16 bytes, not %zd", PyBytes_Size(where)), false;
   ticket = reinterpret_cast<const std::uint8_t*>(PyBytes_AsString(where));
   return true;
+}
+
+void Place::explain(shmb_error& failure) const {
+  std::uint8_t token[16];
+  if (failure.status != SHMB_E_NOT_FOUND || address == nullptr || shmb_token_parse(address, token) != SHMB_OK) return;
+  const std::size_t said = ::strnlen(failure.sentence, sizeof failure.sentence);
+  std::snprintf(failure.sentence + said, sizeof failure.sentence - said,
+                "; if it is the text of a ticket, give shmbroker.Ticket(text)");
 }
 
 namespace {
@@ -57,7 +64,7 @@ PyObject* session_attach(PyObject* self, PyObject* const* given, Py_ssize_t coun
     return shmb_attach_id(session, &place.id, &options, &region, &error);
   });
   if (status == kRaised) return nullptr;
-  if (status != SHMB_OK) return raise(error);
+  if (status != SHMB_OK) return place.explain(error), raise(error);
   return make_region(as<Session>(self), region, place.address != nullptr ? arguments[0] : nullptr, !write);
 }
 
@@ -100,7 +107,8 @@ PyObject* session_attach_many(PyObject* self, PyObject* const* given, Py_ssize_t
       !to_flag(arguments[3], populate) || !to_wait(arguments[4], Wait::broker, timeout) ||
       !to_flag(arguments[5], return_errors))
     return nullptr;
-  const Ref wheres(PySequence_Tuple(arguments[0]));  // keeps what the places point to
+  const Ref wheres(to_items(arguments[0], "wheres",
+                            "a list or tuple of addresses, RegionIds and Tickets"));  // keeps what the places point to
   if (!wheres) return nullptr;
   shmb_session* const session = session_of(self);
   if (session == nullptr) return nullptr;
@@ -128,6 +136,8 @@ PyObject* session_attach_many(PyObject* self, PyObject* const* given, Py_ssize_t
       if (one != nullptr) (void)shmb_release(one, 0, nullptr);
     return nullptr;
   }
+  const auto failed = std::ranges::find_if(statuses, [](int one) { return one != SHMB_OK; });
+  if (failed != statuses.end()) places[static_cast<std::size_t>(failed - statuses.begin())].explain(error);
   return regions_or_error(as<Session>(self), regions, statuses, status, error, return_errors, wheres.get());
 }
 

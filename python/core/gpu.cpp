@@ -142,6 +142,7 @@ PyGetSetDef properties[] = {
 PyMethodDef methods[] = {
     {"tensor", find_tensor, METH_O, "The tensor of that name."},
     {"close", as_function(close), METH_FASTCALL | METH_KEYWORDS, "Waits for the device, unmaps it and gives it back."},
+    {"__reduce_ex__", cannot_pickle, METH_O, nullptr},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", leave, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
@@ -180,7 +181,7 @@ PyObject* session_gpu_import(PyObject* self, PyObject* const* given, Py_ssize_t 
     return shmb_gpu_import_id(session, &place.id, &options, &handle, &error);
   });
   if (status == kRaised) return nullptr;
-  if (status != SHMB_OK) return raise(error);
+  if (status != SHMB_OK) return place.explain(error), raise(error);
   auto* const made = make_object<GpuRegion>(types.gpu_region);
   if (made == nullptr) {
     shmb_gpu_release_later(handle);

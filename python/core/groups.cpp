@@ -23,10 +23,7 @@ struct Named {
       text = PyStructSequence_GetItem(group, 1);
       if (!to_number(PyStructSequence_GetItem(group, 0), "group", id)) return false;
     }
-    if (PyUnicode_Check(text) == 0) {
-      PyErr_Format(PyExc_TypeError, "a group is named by its name, its id, or a Group, not by '%R'", Py_TYPE(group));
-      return false;
-    }
+    if (PyUnicode_Check(text) == 0) return raise_type("group", "a name (str), an id (int) or a Group", group), false;
     if (!to_text(text, "group", name)) return false;
     const char* const colon = std::strrchr(name, ':');
     has_token =
@@ -179,10 +176,7 @@ PyObject* session_watch(PyObject* self, PyObject* const* given, Py_ssize_t count
   Named group;
   if (chosen(0)) {
     options.kind = SHMB_WATCH_REGION;
-    if (!is_region_id(arguments[0])) {
-      PyErr_SetString(PyExc_TypeError, "region is a RegionId");
-      return nullptr;
-    }
+    if (!is_region_id(arguments[0])) return raise_type("region", "a RegionId", arguments[0]);
     if (!to_region_id(arguments[0], options.region)) return nullptr;
   }
   if (chosen(1)) {

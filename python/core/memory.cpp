@@ -32,6 +32,8 @@ void forget(const std::byte* begin, PyObject* object) {
 }
 
 PyObject* find(PyObject* buffer, bool in_pool, std::uint64_t pool) {
+  if (PyObject_CheckBuffer(buffer) == 0)
+    return raise_type("buffer", "a buffer such as a memoryview or an array", buffer);
   Py_buffer view;
   if (PyObject_GetBuffer(buffer, &view, PyBUF_ANY_CONTIGUOUS) != 0) return nullptr;
   const auto* const begin = static_cast<const std::byte*>(view.buf);

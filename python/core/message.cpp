@@ -210,6 +210,7 @@ PyMethodDef methods[] = {
     {"done", done, METH_NOARGS, "Through with it: what it holds goes back."},
     {"give_back", give_back, METH_NOARGS, "Not done: another reader shall have it."},
     {"__array__", as_function(to_array), METH_FASTCALL | METH_KEYWORDS, "For NumPy; the buffer without a copy."},
+    {"__reduce_ex__", cannot_pickle, METH_O, nullptr},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", done, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
@@ -265,6 +266,7 @@ PyGetSetDef part_properties[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 PyMethodDef part_methods[] = {
     {"__array__", as_function(to_array), METH_FASTCALL | METH_KEYWORDS, "For NumPy; the buffer without a copy."},
+    {"__reduce_ex__", cannot_pickle, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 PyType_Slot part_slots[] = {{Py_tp_doc, const_cast<char*>("A part of a received message; a read-only buffer.")},
                             {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_part)},

@@ -46,6 +46,24 @@ PyObject* to_array(PyObject* self, PyObject* const* given, Py_ssize_t count, PyO
   return PyObject_CallMethod(made.get(), "astype", "(O)", arguments[0]);
 }
 
+PyObject* cannot_pickle(PyObject* self, PyObject*) {
+  PyTypeObject* const type = Py_TYPE(self);
+  const char* const way =
+      type == types.region
+          ? "send region.ticket(), which the other process gives to session.attach(), or send the region "
+            "itself by a queue of session.queue() or pool.queue()"
+      : type == types.slot         ? "a queue of its pool sends it, pool.queue(name).send(slot)"
+      : type == types.pool         ? "the other process opens it by its name, session.open_pool(name)"
+      : type == types.queue        ? "the other process opens it by its name, session.queue(name) or pool.queue(name)"
+      : type == types.session      ? "the other process makes its own, shmbroker.connect()"
+      : type == types.gpu_region   ? "the other process imports it by its name, session.gpu_import(name)"
+      : type == types.message_part ? "pickle a copy of its bytes, bytes(part)"
+                                   : "pickle a copy of its bytes, message.tobytes()";
+  if (const Ref name(PyType_GetName(type)); name)
+    PyErr_Format(PyExc_TypeError, "cannot pickle a %U of shmbroker: %s", name.get(), way);
+  return nullptr;
+}
+
 namespace {
 
 PyObject* find_memory(PyObject*, PyObject* buffer) { return find(buffer, false, 0); }

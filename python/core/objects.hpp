@@ -188,6 +188,8 @@ PyObject* queue_send_many(PyObject* self, PyObject* const* given, Py_ssize_t cou
 // numpy.asarray() asks for it where an object gives no buffer. Without it, that would make an array of the object
 // itself and hide why: a closed handle.
 PyObject* to_array(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
+// Handles are of one process. The refusal says how another process gets at what is behind one.
+PyObject* cannot_pickle(PyObject* self, PyObject* protocol);
 PyObject* group_variable(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names);
 
 // The open session of a Session object, or nullptr with Closed set.

@@ -13,6 +13,8 @@ struct Place {
   shmb_region_id id{};
 
   bool read(PyObject* where);  // false: an exception is set
+  // Adds to the sentence of a name that is not there what a caller who gave the text of a ticket has to do.
+  void explain(shmb_error& failure) const;
 };
 
 }  // namespace shmb::python

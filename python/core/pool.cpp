@@ -144,6 +144,7 @@ PyMethodDef methods[] = {{"info", info, METH_NOARGS, "How full it is."},
                          {"find", find_slot, METH_O, "The open slot in which a buffer lies, or None."},
                          {"remove", remove, METH_NOARGS, "Its name is free at once."},
                          {"close", close, METH_NOARGS, "Closes this handle."},
+                         {"__reduce_ex__", cannot_pickle, METH_O, nullptr},
                          {"__enter__", enter, METH_NOARGS, nullptr},
                          {"__exit__", close, METH_VARARGS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
@@ -162,7 +163,7 @@ PyType_Spec spec = {"shmbroker._core.Pool", sizeof(Pool), 0,
 
 // (slot_size, slots) or (slot_size, slots, slots_limit)
 bool to_class(PyObject* given, shmb_size_class& made) {
-  const Ref fields(PySequence_Tuple(given));
+  const Ref fields(to_items(given, "a size class", "(slot_size, slots) or (slot_size, slots, slots_limit)"));
   if (!fields) return false;
   const Py_ssize_t count = PyTuple_Size(fields.get());
   if (count != 2 && count != 3)
@@ -222,7 +223,7 @@ PyObject* session_create_pool(PyObject* self, PyObject* const* given, Py_ssize_t
     return nullptr;
   std::array<shmb_size_class, SHMB_MAX_SIZE_CLASSES> classes{};
   if (arguments[0] != nullptr && arguments[0] != Py_None) {
-    const Ref list(PySequence_Tuple(arguments[0]));
+    const Ref list(to_items(arguments[0], "classes", "a list or tuple of (slot_size, slots)"));
     if (!list) return nullptr;
     const auto wanted = static_cast<std::size_t>(PyTuple_Size(list.get()));
     if (wanted > classes.size())

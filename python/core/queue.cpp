@@ -354,6 +354,7 @@ PyMethodDef methods[] = {
     {"shutdown", as_function(shutdown), kFast, "Ends the queue for everybody."},
     {"info", info, METH_NOARGS, "Its settings and how full it is."},
     {"close", as_function(close), kFast, "Closes own ends."},
+    {"__reduce_ex__", cannot_pickle, METH_O, nullptr},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", leave, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};

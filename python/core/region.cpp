@@ -268,6 +268,7 @@ PyMethodDef methods[] = {
     {"descriptor", descriptor, METH_NOARGS, "A new descriptor of it, which the caller closes."},
     {"close", as_function(close), METH_FASTCALL | METH_KEYWORDS, "Unmaps it and gives the reference back."},
     {"__array__", as_function(to_array), METH_FASTCALL | METH_KEYWORDS, "For NumPy; the buffer without a copy."},
+    {"__reduce_ex__", cannot_pickle, METH_O, nullptr},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", leave, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};

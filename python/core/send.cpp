@@ -116,6 +116,10 @@ class Parts {
       if (part.kind == SHMB_PART_REGION) part.region = region->handle, part.offset = offset, part.length = length;
       regions_.emplace_back(region);
     } else {
+      if (PyObject_CheckBuffer(source) == 0)
+        return raise_type("a part of a message", "a Slot, a Region, a Part, or a buffer such as bytes or an array",
+                          source),
+               false;
       Py_buffer view;
       if (PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) != 0) return false;
       views_.push_back(view);
@@ -203,7 +207,7 @@ PyObject* queue_send_many(PyObject* self, PyObject* const* given, Py_ssize_t cou
     return nullptr;
   auto* const queue = as<Queue>(self);
   if (queue->calls.closed) return raise_closed("queue");
-  const Ref list(PySequence_Tuple(arguments[0]));
+  const Ref list(to_items(arguments[0], "messages", "a list or tuple of messages"));
   if (!list) return nullptr;
   Parts parts;
   for (Py_ssize_t i = 0; i < PyTuple_Size(list.get()); ++i)

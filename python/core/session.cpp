@@ -108,10 +108,8 @@ PyObject* revoke(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObj
   const Arguments arguments(revoke_names, given, count, names);
   std::int64_t timeout = 0;
   if (!arguments || !to_wait(arguments[1], Wait::broker, timeout)) return nullptr;
-  if (PyBytes_Check(arguments[0]) == 0) {
-    PyErr_Format(PyExc_TypeError, "a Ticket is asked for, not '%R'", Py_TYPE(arguments[0]));
-    return nullptr;
-  }
+  if (PyBytes_Check(arguments[0]) == 0)
+    return raise_type("ticket", "a Ticket (shmbroker.Ticket(text) makes one of its text)", arguments[0]);
   if (PyBytes_Size(arguments[0]) != 16)
     return raise(SHMB_E_INVALID, "a ticket has 16 bytes, not %zd", PyBytes_Size(arguments[0]));
   shmb_session* const session = session_of(self);
@@ -191,6 +189,7 @@ PyMethodDef methods[] = {
     {"info", info, METH_NOARGS, "How this session was made, and with which broker."},
     {"ping", as_function(ping), kFast, "A round trip to the broker."},
     {"close", close, METH_NOARGS, "Ends the session. Regions and pools that are open go on."},
+    {"__reduce_ex__", cannot_pickle, METH_O, nullptr},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", close, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};

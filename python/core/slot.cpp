@@ -61,6 +61,7 @@ PyGetSetDef properties[] = {
 PyMethodDef methods[] = {
     {"release", release, METH_NOARGS, "Gives it back."},
     {"__array__", as_function(to_array), METH_FASTCALL | METH_KEYWORDS, "For NumPy; the buffer without a copy."},
+    {"__reduce_ex__", cannot_pickle, METH_O, nullptr},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", release, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};

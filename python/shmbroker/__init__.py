@@ -45,6 +45,9 @@ def connect(socket: str | None = None, *, group: str | None = None, program: str
     - the group `shell-UID` of this user, where programs that were started apart meet. An object made there under a name
       goes with its last holder, unless it is made with `keep=` or `name_with_holders=False`
     """
+    if group is not None and not isinstance(group, str):
+        raise TypeError('group is None or a str ("NAME", "@ID", "NAME:TOKEN", or "" for a group of its own), not '
+                        f"{type(group).__name__!r}")
     token = group if group and len(group.rpartition(":")[2]) == 32 and ":" in group else None
     session = _connect(socket, group=token, program=program, local=local, start=start, admin=admin,
                        no_group=group is not None and token is None, timeout=timeout)

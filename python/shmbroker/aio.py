@@ -10,6 +10,7 @@ import asyncio
 import weakref
 
 from . import _core, errors
+from .arguments import seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ async def readable(descriptor: int) -> None:
 
 async def _take(attempt: Callable[[], Any], nothing: type[errors.Error], descriptor: int, timeout: float | None) -> Any:
     loop = asyncio.get_running_loop()
-    end = None if timeout is None else loop.time() + timeout
+    end = None if timeout is None else loop.time() + seconds(timeout, "timeout")
     while True:
         try:
             return attempt()

@@ -15,6 +15,7 @@ import sys
 from typing import Any, Callable, Iterable, Literal, Mapping, TypeVar
 
 from . import _core
+from .arguments import items, number, seconds, text_or_none, wrong
 from .errors import Closed, Invalid, NotFound, Timeout
 from .process_errors import (ProcessException, ProcessExitedException, ProcessRaisedException, RankFailure, exception_of,
                              failure_of)
@@ -127,7 +128,7 @@ class RankProcess:
         """Waits for the end of this rank alone."""
         if not self._context._ended():
             from multiprocessing import connection
-            connection.wait([self.sentinel], timeout)
+            connection.wait([self.sentinel], None if timeout is None else seconds(timeout, "timeout"))
 
     def terminate(self) -> None:
         """SIGTERM to this rank alone. Its death is then a failure of the ranks."""
@@ -210,7 +211,7 @@ class ProcessContext:
         import asyncio
 
         from .aio import readable
-        end = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        end = None if timeout is None else asyncio.get_running_loop().time() + seconds(timeout, "timeout")
         while not self.join(0):
             left = None if end is None else end - asyncio.get_running_loop().time()
             if left is not None and left <= 0:
@@ -288,7 +289,7 @@ class ProcessContext:
 
     def result(self, local_rank: int = 0) -> Any:
         """The result of the function in a rank, once all have ended well. Raises as join does, or NotFound before."""
-        if not 0 <= local_rank < self._nprocs:
+        if not 0 <= number(local_rank, "local_rank") < self._nprocs:
             raise Invalid(f"there is no local rank {local_rank}: those of this call are 0 to {self._nprocs - 1}")
         if not self._join(_NO_WAIT, 0):
             raise NotFound("the ranks still run: results are there when join has returned True")
@@ -330,7 +331,17 @@ def _start(kind: type[_Context], fn: Callable[..., Any], args: Iterable[Any], np
             "put the call under `if __name__ == '__main__':`")
     if not callable(fn):
         raise TypeError(f"spawn calls a function; {fn!r} is none")
-    args = tuple(args)
+    args = items(args, "args", "a tuple or list of what the function gets behind the rank")
+    nprocs, limit_bytes = number(nprocs, "nprocs"), number(limit_bytes, "limit_bytes")
+    nnodes, node_rank = number(nnodes, "nnodes"), number(node_rank, "node_rank")
+    master_port = number(master_port, "master_port")
+    _check_hosts(nnodes, node_rank, master_port)
+    if not 0 <= limit_bytes < 1 << 64:
+        raise Invalid(f"limit_bytes is {limit_bytes}: bytes, and 0 for the limit that the broker's configuration gives")
+    for value, what in ((group, "group"), (socket, "socket"), (master_addr, "master_addr")):
+        text_or_none(value, what)
+    variables = _variables(env)
+    directory, output_path = _path(directory, "directory"), _path(output_path, "output_path")
     method, way = _choice(start_method, _METHODS, "start_method"), _choice(output, _OUTPUTS, "output")
     _drop_ended()
     if start_method == "fork":
@@ -345,11 +356,10 @@ def _start(kind: type[_Context], fn: Callable[..., Any], args: Iterable[Any], np
     name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
     try:
         ranks = _core.start_ranks(
-            method, _NO_GROUP if no_group else 0, nprocs, nnodes, node_rank, way, _path(output_path), name, b"", command,
-            None if env is None else [f"{key}={value}" for key, value in env.items()], _path(directory), group,
-            limit_bytes, socket, master_addr, master_port, _nanoseconds(voluntary, "voluntary"),
-            _nanoseconds(grace, "grace") or _NO_WAIT, _nanoseconds(start_timeout, "start_timeout") or 1,
-            _nanoseconds(start_timeout, "start_timeout") or 1, entry)
+            method, _NO_GROUP if no_group else 0, nprocs, nnodes, node_rank, way, output_path, name, b"", command,
+            variables, directory, group, limit_bytes, socket, master_addr, master_port,
+            _nanoseconds(voluntary, "voluntary"), _nanoseconds(grace, "grace") or _NO_WAIT,
+            _nanoseconds(start_timeout, "start_timeout") or 1, _nanoseconds(start_timeout, "start_timeout") or 1, entry)
     finally:
         if departure is not None:
             departure.close()
@@ -388,11 +398,41 @@ def _choice(value: str, choices: tuple[str, ...], what: str) -> int:
     return choices.index(value)
 
 
-def _path(path: str | os.PathLike[str] | None) -> str | None:
-    return None if path is None else os.fspath(path)
+def _check_hosts(nnodes: int, node_rank: int, master_port: int) -> None:
+    if nnodes < 1 or not 0 <= node_rank < nnodes:
+        raise Invalid(f"node_rank is {node_rank} and nnodes {nnodes}: nnodes is how many hosts there are, 1 or more, and "
+                      "node_rank the number of this one, from 0 to nnodes - 1")
+    if not 0 <= master_port < 1 << 16:
+        raise Invalid(f"master_port is {master_port}: a port is 1 to 65535, and 0 leaves it out")
+    if nnodes > 1 and master_port == 0:
+        raise Invalid(f"nnodes is {nnodes}: the ranks of all hosts meet at one port, and no host can choose it for the "
+                      "others. Give the same master_addr and master_port on each")
 
 
-def _nanoseconds(seconds: float, what: str) -> int:
-    if not seconds >= 0:
-        raise Invalid(f"{what} is {seconds!r}: seconds, 0 or more")
-    return int(min(seconds, 9e9) * 1e9)
+def _path(path: str | os.PathLike[str] | None, what: str) -> str | None:
+    if path is None:
+        return None
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise wrong(what, "a path (str or os.PathLike) or None", path)
+    return os.fsdecode(path)
+
+
+def _variables(env: Mapping[str, str] | None) -> list[str] | None:
+    if env is None:
+        return None
+    if not hasattr(type(env), "items"):
+        raise wrong("env", "a mapping of names to values, such as a dict, or None", env)
+    texts = (str, bytes, os.PathLike)
+    for name, value in env.items():
+        if not isinstance(name, texts):
+            raise wrong("a name in env", "a str", name)
+        if not isinstance(value, texts):
+            raise wrong(f"the value of {name!r} in env", "a str", value)
+    return [f"{os.fsdecode(name)}={os.fsdecode(value)}" for name, value in env.items()]
+
+
+def _nanoseconds(value: float, what: str) -> int:
+    time = seconds(value, what)
+    if not time >= 0:
+        raise Invalid(f"{what} is {value!r}: seconds, 0 or more")
+    return int(min(time, 9e9) * 1e9)

@@ -13,6 +13,7 @@ import sys
 from types import SimpleNamespace, TracebackType
 
 from . import connect
+from .arguments import number, text
 from .errors import Exists, GroupEnded, SessionLost
 from .shareable_list import ShareableList
 
@@ -52,6 +53,7 @@ def _make_filename() -> str:
 
 def _region_name(name: str) -> str:
     """The name of the region. POSIX ignores leading slashes. Names that a broker does not take get one that it takes."""
+    text(name, "name", "a str or None")
     if "\0" in name:
         raise ValueError("embedded null character")
     plain = name.lstrip("/")
@@ -88,6 +90,8 @@ class SharedMemory:
     _size = 0
 
     def __init__(self, name: str | None = None, create: bool = False, size: int = 0, *, track: bool = True) -> None:
+        if create:
+            number(size, "size")
         if not size >= 0:
             raise ValueError("'size' must be a positive integer")
         if create and size == 0:

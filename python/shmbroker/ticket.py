@@ -9,6 +9,9 @@ class Ticket(bytes):
 
     def __new__(cls, token: bytes | str) -> "Ticket":
         """From 16 bytes, or from their text."""
+        if not isinstance(token, (str, bytes, bytearray, memoryview)):
+            raise TypeError("a ticket is made of its 16 bytes, or of its 32 hex digits as a str, not of "
+                            f"{type(token).__name__!r}")
         if isinstance(token, str):
             token = bytes.fromhex(token) if len(token) == 32 else b""
         if len(token) != 16:

@@ -12,6 +12,7 @@ import subprocess
 from typing import Any
 
 from . import errors
+from .arguments import seconds, text_or_none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,10 +136,16 @@ def tool() -> str:
     return found
 
 
+_LONGEST = 1e9  # seconds
 _FAILURES = {3: errors.NoBroker, 4: errors.Denied, 5: errors.NotFound, 124: errors.Timeout}
 
 
 def _ask(verb: str, socket: str | None, timeout: float, *options: str) -> dict[str, Any]:
+    text_or_none(socket, "socket")
+    timeout = seconds(timeout, "timeout")
+    if not 0 < timeout <= _LONGEST:
+        raise errors.Invalid(f"timeout is {timeout:g}: a call to the broker has a limit, above 0 and at most "
+                             f"{_LONGEST:g} seconds")
     command = [tool(), verb, "--json", f"--timeout={max(1, round(timeout * 1000))}ms", *options]
     if socket is not None:
         command.append(f"--socket={socket}")
@@ -158,6 +165,7 @@ def status(socket: str | None = None, *, timeout: float = 5.0) -> Broker:
 
 def list(group: str | None = None, *, socket: str | None = None, timeout: float = 5.0) -> Listing:
     """All that this user may see, or only a group: "NAME", "UID:NAME" or "@ID"."""
+    text_or_none(group, "group", 'None or a str ("NAME", "UID:NAME", "@ID")')
     options = () if group is None else (f"--group={group}",)
     found = _ask("list", socket, timeout, *options)
     found["broker"] = Broker.of(found["broker"])

@@ -109,7 +109,8 @@ Result<std::int32_t> number_of(const char* variable) {
   const char* const end = text + std::strlen(text);
   const auto [stop, wrong] = std::from_chars(text, end, value);
   if (wrong != std::errc() || stop != end)
-    return error(Status::invalid, std::string("the variable ") + variable + " is no number: \"" + text + "\"");
+    return error(Status::invalid,
+                 std::string("not given, and the variable ") + variable + " is no number: \"" + text + "\"");
   return value;
 }
 

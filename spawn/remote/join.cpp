@@ -25,12 +25,14 @@ constexpr std::int64_t kLookAtPlace = 10'000'000;
 Result<CheckedWish> check(Wanted wish) {
   if (wish.rank < 0) {
     auto rank = number_of("RANK");
-    if (!rank) return error(Status::invalid, "the rank of this worker: " + rank.error().sentence);
+    if (!rank)
+      return error(Status::invalid, "the rank of this worker is " + rank.error().sentence + ": ranks count from 0");
     wish.rank = *rank;
   }
   if (wish.world_size == 0) {
     auto size = number_of("WORLD_SIZE");
-    if (!size) return error(Status::invalid, "the size of the world: " + size.error().sentence);
+    if (!size)
+      return error(Status::invalid, "the size of the world is " + size.error().sentence + ": it counts all workers");
     wish.world_size = *size;
   }
   if (wish.world_size < 1)

@@ -68,6 +68,16 @@ def test_a_group_is_named_by_its_variable_or_by_the_argument(python, broker):
         shmbroker.connect(group="trainer:" + "00" * 16)
     with pytest.raises(ValueError):
         shmbroker.connect(group="a/b")
+    for no_name in (5, b"trainer", group):
+        with pytest.raises(TypeError, match='group is None or a str .*"NAME:TOKEN", or "" for a group of its own.*, not'):
+            shmbroker.connect(group=no_name)
+
+
+def test_a_variable_that_names_no_group_is_refused_with_its_form(broker, monkeypatch):
+    for value in ("trainer", "trainer:", "trainer:" + "AB" * 16):
+        monkeypatch.setenv("SHMBROKER_GROUP", value)
+        with pytest.raises(shmbroker.Invalid, match="^SHMBROKER_GROUP is not NAME:TOKEN .*`shmbroker run` sets it"):
+            shmbroker.connect()
 
 
 def test_a_group_is_joined_left_and_ended(session):
@@ -158,6 +168,14 @@ def test_the_views_show_what_there_is(session, broker):
 def test_the_views_say_when_no_broker_answers(tmp_path):
     with pytest.raises(shmbroker.NoBroker):
         shmbroker.status(str(tmp_path / "socket"))
+    for call, sentence in ((lambda: shmbroker.status(tmp_path), "socket is a str or None"),
+                           (lambda: shmbroker.list(5), 'group is None or a str \\("NAME", "UID:NAME", "@ID"\\)'),
+                           (lambda: shmbroker.list(timeout=None), "timeout is a number of seconds, not 'NoneType'")):
+        with pytest.raises(TypeError, match=sentence):
+            call()
+    for timeout in (-1, 0, float("nan"), float("inf")):
+        with pytest.raises(shmbroker.Invalid, match="a call to the broker has a limit"):
+            shmbroker.status(timeout=timeout)
 
 
 def test_the_views_name_every_field_of_the_command(session):

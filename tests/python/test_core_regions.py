@@ -206,6 +206,81 @@ def test_a_value_out_of_range_is_a_value_error(session, call):
     assert isinstance(refused.value, shmbroker.Invalid) and str(refused.value)
 
 
+BAD = ("x", b"", [], object(), float("nan"), -1, 5, 1.5, None)
+
+
+@pytest.mark.parametrize("function, arguments", [
+    ("create", "size name group keep numa huge timeout"), ("create_many", "sizes group numa timeout"),
+    ("attach", "where wait timeout"), ("attach_many", "wheres timeout"), ("gpu_import", "where"), ("adopt", "fd"),
+    ("stat", "where"), ("unname", "address"), ("revoke", "ticket"), ("join", "group"), ("leave", "group"),
+    ("end_group", "group"), ("create_group", "name limit_bytes limit_regions keep timeout"), ("unwatch", "watch"),
+    ("watch", "region name group reclaim events timeout"), ("open_pool", "where wait"), ("queue", "name kind role cells"),
+    ("create_pool", "classes name group keep lanes queues lane_bytes timeout"), ("next_event", "timeout")])
+def test_no_argument_of_a_session_ends_in_a_sentence_about_python(broker, function, arguments):
+    session = shmbroker.connect(group="")
+    required = {"create": {"size": 1}, "create_many": {"sizes": [1]}, "attach": {"where": "x"},
+                "attach_many": {"wheres": ["x"]}, "queue": {"name": "q", "kind": "mpmc"}, "open_pool": {"where": "p"}}
+    for argument in arguments.split():
+        for value in BAD[:6] if argument in ("wait", "timeout") else BAD:  # the rest of them are waits
+            try:
+                getattr(session, function)(**{**required.get(function, {}), argument: value})
+            except TypeError as error:
+                # It says what the argument is, and what it is not.
+                assert f" is a" in str(error) and f", not '{type(value).__name__}'" in str(error), (argument, value, error)
+            except (ValueError, shmbroker.Error) as error:
+                assert str(error)
+
+
+def test_what_is_no_buffer_and_what_is_no_list_is_named(session):
+    pool = session.create_pool([(4096, 1)])
+    queue = pool.queue("q", kind="mpmc")
+    for call, sentence in ((lambda: queue.send("x"), "a part of a message is a Slot, a Region, a Part, or a buffer"),
+                           (lambda: queue.send_many("x"), "messages is a list or tuple"),
+                           (lambda: pool.acquire("x"), "nbytes is an int, not 'str'"),
+                           (lambda: session.create_pool([5]), "a size class is .slot_size, slots."),
+                           (lambda: session.create_many(b"x"), "sizes is a list or tuple of sizes, not 'bytes'"),
+                           (lambda: shmbroker.find(5), "buffer is a buffer such as a memoryview"),
+                           (lambda: shmbroker.Ticket(5), "a ticket is made of its 16 bytes")):
+        with pytest.raises(TypeError, match=sentence):
+            call()
+
+
+def test_the_text_of_a_ticket_is_no_name_and_the_refusal_says_so(session):
+    ticket = session.create(4096).ticket()
+    for attach in (lambda: session.attach(str(ticket)), lambda: session.attach_many([str(ticket)])):
+        with pytest.raises(shmbroker.NotFound, match=r"if it is the text of a ticket, give shmbroker.Ticket\(text\)"):
+            attach()
+    assert session.attach(shmbroker.Ticket(str(ticket))).size == 4096
+
+
+def test_a_keep_is_refused_in_the_words_of_python(session):
+    for keep in (8 * 86400, float("inf")):
+        with pytest.raises(shmbroker.OutOfShared, match='at most 7d; give keep="released", or raise limits.keep_max'):
+            session.create(1, name="too-long", keep=keep)
+    for keep in (1, "released"):
+        with pytest.raises(shmbroker.Invalid, match="keep needs a name"):
+            session.create(1, keep=keep)
+        with pytest.raises(shmbroker.Invalid, match="keep needs a name"):
+            session.create_pool([(4096, 1)], keep=keep)
+    session.create(1, keep=0).close()
+
+
+def test_a_handle_cannot_be_pickled_and_the_refusal_says_what_can(session):
+    region = session.create(4096, name="of-this-process")
+    pool = session.create_pool([(4096, 1)])
+    queue = pool.queue("q", kind="mpmc")
+    queue.send(b"x")
+    message = queue.receive()
+    for handle, way in ((region, "send region.ticket"), (pool.acquire(10), r"pool.queue\(name\).send\(slot\)"),
+                        (pool, "session.open_pool"), (queue, "session.queue"), (session, "shmbroker.connect"),
+                        (message, "message.tobytes"), (message.parts[0], "bytes.part")):
+        for protocol in (2, 5):
+            with pytest.raises(TypeError, match=f"cannot pickle a {type(handle).__name__} of shmbroker: .*{way}"):
+                pickle.dumps(handle, protocol)
+    ticket = pickle.loads(pickle.dumps(region.ticket()))
+    assert session.attach(ticket).id == region.id
+
+
 def test_a_foreign_ticket_finds_nothing(session):
     with pytest.raises(shmbroker.NotFound):
         session.attach(shmbroker.Ticket("ab" * 16))

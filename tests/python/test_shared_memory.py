@@ -186,6 +186,15 @@ def test_a_name_that_only_posix_takes_works_too(odd, python):
         SharedMemory(odd)
 
 
+@pytest.mark.parametrize("options, sentence", [
+    ({"name": 5, "create": True, "size": 1}, "name is a str or None, not 'int'"), ({"name": []}, "not 'list'"),
+    ({"name": b"x"}, "not 'bytes'"), ({"create": True, "size": None}, "size is an int, not 'NoneType'"),
+    ({"create": True, "size": "1"}, "size is an int, not 'str'"), ({"create": True, "size": 1.5}, "not 'float'")])
+def test_an_argument_of_a_wrong_type_is_named(options, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        SharedMemory(**options)
+
+
 def test_track_is_accepted_as_python_3_13_has_it(name):
     shm = SharedMemory(name, create=True, size=10, track=False)
     assert SharedMemory(name, track=True).size == 10

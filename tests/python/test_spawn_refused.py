@@ -142,10 +142,26 @@ def test_an_argument_that_cannot_be_unpickled_is_the_ranks_exception(method):
     ({"output": "files"}, "output to files needs a path"), ({"grace": -1}, "grace is -1"),
     ({"voluntary": float("nan")}, "voluntary is nan"), ({"timeout": -3}, "timeout is -3"),
     ({"timeout": 3, "join": False}, "timeout is for join=True"), ({"group": "a/b"}, "a/b"),
-    ({"nnodes": 2, "node_rank": 2}, "shard 2 of 2"), ({"env": {"": "x"}}, "variable"),
+    ({"nnodes": 2, "node_rank": 2, "master_port": 29500}, "node_rank is 2 and nnodes 2"),
+    ({"node_rank": -1}, "node_rank is -1 and nnodes 1: .* node_rank the number of this one, from 0 to nnodes - 1"),
+    ({"nnodes": 2}, "nnodes is 2: .* Give the same master_addr and master_port"), ({"env": {"": "x"}}, "variable"),
+    ({"limit_bytes": -1}, "limit_bytes is -1"), ({"master_port": 70000}, "master_port is 70000"),
 ])
 def test_arguments_out_of_range_are_refused(options, sentence):
     with pytest.raises(Invalid, match=sentence):
+        spawn(functions.nothing, **options)
+
+
+@pytest.mark.parametrize("options, sentence", [
+    ({"env": 5}, "env is a mapping of names to values, such as a dict, or None, not 'int'"),
+    ({"env": {"A": 5}}, "the value of 'A' in env is a str, not 'int'"), ({"env": {5: "A"}}, "a name in env is a str"),
+    ({"args": 5}, "args is a tuple or list of what the function gets"), ({"args": "x"}, "args is a tuple or list"),
+    ({"nprocs": "2"}, "nprocs is an int, not 'str'"), ({"grace": "1"}, "grace is a number of seconds, not 'str'"),
+    ({"group": b"g"}, "group is a str or None, not 'bytes'"), ({"directory": 5}, "directory is a path"),
+    ({"limit_bytes": 1.5}, "limit_bytes is an int, not 'float'"), ({"master_port": "29500"}, "master_port is an int"),
+])
+def test_arguments_of_a_wrong_type_are_named(options, sentence):
+    with pytest.raises(TypeError, match=sentence):
         spawn(functions.nothing, **options)
 
 
@@ -160,6 +176,10 @@ def test_what_is_no_function_and_a_rank_that_is_not_there_are_refused():
         context.fileno()
     with pytest.raises(Invalid, match="timeout is -1"):
         context.join(timeout=-1)
+    with pytest.raises(TypeError, match="timeout is a number of seconds, not 'str'"):
+        context.join(timeout="1")
+    with pytest.raises(TypeError, match="local_rank is an int, not 'NoneType'"):
+        context.result(None)
 
 
 def test_results_before_the_end_are_not_there():

@@ -2,6 +2,8 @@
 """shmbroker.torch.rpc from the beginning of a world to its end: each case has a world of its own. The programs of torch's
 page on `remote` are among them."""
 import gc
+import os
+import re
 import signal
 import sys
 
@@ -45,6 +47,17 @@ def test_both_programs_of_the_page_on_remote_run_with_only_the_import_changed(br
         processes.append(start([sys.executable, str(path)], port))
     assert ended(processes[0]) == "[6.0, 6.0]\n"
     ended(processes[1])
+
+
+def test_the_program_of_our_page_runs_in_two_shells(broker, tmp_path):
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    with open(os.path.join(root, "docs", "torch.md"), encoding="utf-8") as file:
+        [text] = re.findall(r"^```python\n(.*?)^```", file.read().partition("\n## rpc\n")[2], flags=re.M | re.S)
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    port = free_port()
+    processes = [start([sys.executable, str(path), str(rank)], port) for rank in range(2)]
+    assert [ended(process) for process in processes] == ["tensor([4., 4.])\n", ""]
 
 
 def test_82_88_101_values_are_counted_and_cycles_are_listed_and_end_with_the_world(broker):
@@ -196,13 +209,21 @@ def test_80_86_87_88_96_after_shutdown_everything_says_so_and_a_new_world_may_be
 
 
 def test_what_init_is_given_wrongly_is_refused(broker, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.delenv("MASTER_PORT", raising=False)
     with pytest.raises(ValueError, match="environment variable MASTER_PORT expected, but not set"):
         rpc.init_rpc("w0", rank=0, world_size=1)
     with pytest.raises(RuntimeError, match="No rendezvous handler for pigeon://"):
         rpc.init_rpc("w0", rank=0, world_size=1, rpc_backend_options=rpc.RpcBackendOptions(init_method="pigeon://x"))
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    for wrong, sentence in (({"name": 5}, "name is a str, the name of this worker, not 'int'"),
+                            ({"rank": "0"}, "rank is an int, not 'str'"), ({"world_size": 1.5}, "world_size is an int or"),
+                            ({"rpc_backend_options": 5}, "rpc_backend_options is a TensorPipeRpcBackendOptions or")):
+        with pytest.raises(TypeError, match=sentence):
+            rpc.init_rpc(**{"name": "w", "rank": 0, "world_size": 1, **wrong})
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="the rank of this worker is neither given nor in the variable RANK: ranks count"):
+        rpc.init_rpc("w", rank=-1, world_size=2)
     with pytest.raises(ValueError, match="name"):
         rpc.init_rpc("a name with blanks", rank=0, world_size=1)
 

@@ -12,6 +12,7 @@ import threading
 import weakref
 
 from .. import _core
+from ..arguments import items, number
 from . import place
 
 TYPE_CHECKING = False
@@ -37,7 +38,9 @@ def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
     dtype = numpy.dtype(dtype)
     if dtype.hasobject:
         raise TypeError("an array of Python objects cannot be in shared memory: choose a dtype of plain values")
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    of_shape = "an int or a tuple of ints"
+    shape = (shape,) if hasattr(type(shape), "__index__") else items(shape, "shape", of_shape)
+    shape = tuple(number(length, "shape", of_shape) for length in shape)
     size = dtype.itemsize
     for length in shape:
         if length < 0:

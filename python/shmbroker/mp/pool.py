@@ -19,6 +19,7 @@ from multiprocessing.pool import *  # noqa: F403
 from queue import Empty
 
 from .. import _core, errors
+from ..arguments import number
 from . import message, place
 from .channel import Channel, parent_has_ended
 from .queues import SimpleQueue
@@ -379,7 +380,7 @@ class Pool(_base.Pool):
             context = _default_context.get_context()
         if processes is None:
             processes = min(os.cpu_count() or 1, _MOST)
-        elif processes > _MOST:
+        elif number(processes, "processes", "an int or None") > _MOST:
             raise ValueError(f"a pool has at most {_MOST} workers, because its queues are shared by at most 64 processes; "
                              f"{processes} were asked for. Use several pools")
         self._numbers = _Numbers()

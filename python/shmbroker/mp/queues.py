@@ -11,6 +11,7 @@ import types
 from multiprocessing import context, util
 
 from .. import errors
+from ..arguments import number, seconds
 from .channel import CELLS, Channel
 from .ends import Reader, Writer
 from .message import Outgoing
@@ -30,7 +31,7 @@ class Queue:
     """As multiprocessing.Queue. Large buffers in objects travel in shared memory, without a pipe."""
 
     def __init__(self, maxsize: int = 0, *, ctx: Any = None) -> None:
-        self._maxsize = max(0, maxsize)
+        self._maxsize = max(0, number(maxsize, "maxsize"))
         cells = CELLS
         while self._maxsize > cells and cells < _MOST_CELLS:
             cells *= 2
@@ -95,7 +96,7 @@ class Queue:
             self._check()
         if not block:
             timeout = 0
-        elif timeout is not None and timeout < 0:
+        elif timeout is not None and seconds(timeout, "timeout") < 0:
             timeout = 0
         return self._reader.take(timeout)
 

@@ -23,6 +23,7 @@ import types
 from typing import Any, Callable, Iterable, Mapping
 
 from .. import process_errors, processes
+from ..arguments import number
 from ..process_errors import RankFailure
 
 __all__ = ["spawn", "start_processes", "ProcessContext", "SpawnContext", "ProcessException", "ProcessRaisedException",
@@ -152,7 +153,7 @@ def start_processes(fn: Callable[..., Any], args: Iterable[Any] = (), nprocs: in
     forkserver imports the modules of the program once, and copies that interpreter for each rank. daemon: the normal
     exit of this process ends ranks that still run, instead of waiting for them. options: those of shmbroker.spawn.
     """
-    if nprocs < 1:
+    if number(nprocs, "nprocs") < 1:
         return None if join else ProcessContext(None, 0, 0, daemon)
     context = processes._start(ProcessContext, fn, args, nprocs, daemon, start_method, **options)
     if not join:

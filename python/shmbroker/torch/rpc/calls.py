@@ -11,6 +11,7 @@ from typing import Any, Callable
 import torch
 
 from ... import _core, errors
+from ...arguments import items, wrong
 from . import failures, futures, message, plain, state
 from .options import UNSET_RPC_TIMEOUT, nanoseconds
 from .references import RRef, reference_in
@@ -26,7 +27,9 @@ def _name_of(function: Any) -> str:
 
 def _request(world: state.World, to: int, function: Function, args: Any, kwargs: Any) -> tuple[Any, ...]:
     """(function, data, regions, references, flags) for a call or a creation."""
-    args = tuple(args) if args else ()
+    args = () if args is None else items(args, "args", "a tuple or list of arguments")
+    if kwargs and not hasattr(type(kwargs), "keys"):
+        raise wrong("kwargs", "a dict", kwargs)
     if isinstance(function, str):
         if kwargs:
             raise TypeError(f"the function {function!r} is called by its name, with arguments by position only")

@@ -12,6 +12,8 @@ import urllib.parse
 import zlib
 from typing import Any
 
+from ...arguments import seconds, text
+
 DEFAULT_RPC_TIMEOUT_SEC = 60.0
 DEFAULT_INIT_METHOD = "env://"
 DEFAULT_NUM_WORKER_THREADS = 16
@@ -54,6 +56,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
 
 def nanoseconds(timeout: float, default: float) -> int:
     """Of a call: -1 is the default, 0 no limit."""
+    timeout = seconds(timeout, "timeout")
     if timeout == UNSET_RPC_TIMEOUT:
         timeout = default
     if timeout == 0:
@@ -66,6 +69,7 @@ def nanoseconds(timeout: float, default: float) -> int:
 
 def meeting_point(init_method: str, rank: int, world_size: int | None) -> tuple[str, int, int]:
     """(HOST:PORT, rank, size of the world); missing numbers come from the method or from RANK and WORLD_SIZE."""
+    text(init_method, "init_method", 'a str ("env://", "tcp://HOST:PORT" or "file://PATH")')
     url = urllib.parse.urlparse(init_method)
     given = urllib.parse.parse_qs(url.query)
     if rank < 0 and "rank" in given:

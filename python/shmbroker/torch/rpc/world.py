@@ -6,6 +6,7 @@ import atexit
 from typing import Any
 
 from ... import _core, errors
+from ...arguments import number, seconds, text, wrong
 from . import failures, service, state
 from .options import (DEFAULT_NUM_WORKER_THREADS, DEFAULT_SHUTDOWN_TIMEOUT, RpcBackendOptions,
                       TensorPipeRpcBackendOptions, meeting_point, nanoseconds)
@@ -19,14 +20,24 @@ def init_rpc(name: str, backend: Any = None, rank: int = -1, world_size: int | N
              rpc_backend_options: RpcBackendOptions | None = None) -> None:
     """Joins the world that the workers of this host meet in. Returns when all have come.
 
+    It waits for them for rpc_timeout, and 60 s at least: rpc_timeout is of calls, and programs start one after another.
+    rank and world_size that are not given come from RANK and WORLD_SIZE.
+
     `backend` is accepted, whatever it names. Of the options count rpc_timeout, init_method and num_worker_threads.
     """
+    text(name, "name", "a str, the name of this worker")
+    rank = number(rank, "rank")
+    if world_size is not None:
+        world_size = number(world_size, "world_size", "an int or None")
     options: Any = TensorPipeRpcBackendOptions() if rpc_backend_options is None else rpc_backend_options
+    for field in ("rpc_timeout", "init_method"):
+        if not hasattr(options, field):
+            raise wrong("rpc_backend_options", "a TensorPipeRpcBackendOptions or RpcBackendOptions", options)
     address, rank, size = meeting_point(options.init_method, rank, world_size)
     threads = getattr(options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS)
-    if not 1 <= threads <= _MOST_THREADS:
+    if not 1 <= number(threads, "num_worker_threads") <= _MOST_THREADS:
         raise ValueError(f"num_worker_threads is 1 to {_MOST_THREADS}, not {threads}")
-    timeout = float(options.rpc_timeout)
+    timeout = seconds(options.rpc_timeout, "rpc_timeout")
     limit = nanoseconds(timeout, timeout)
     with state.joining:
         if state.current_or_none() is not None:
