@@ -66,6 +66,9 @@ def check_record(record):
     expect(record["n"] >= 1, f"{name}: n is {record['n']}")
     expect(record["min"] <= record["value"] <= record["max"], f"{name}: value outside min and max")
     expect(math.isclose(record["ratio"], record["value"] / record["floor"], rel_tol=1e-6), f"{name}: ratio is another")
+    expect(("adds" in record) == (record["unit"] in ("ns", "us", "ms")), f"{name}: adds is of times, and of all times")
+    if "adds" in record:
+        expect(math.isclose(record["adds"], record["value"] - record["floor"], abs_tol=1e-6), f"{name}: adds is another")
     bound = re.match(r"([<>])= ([0-9.]+)( x floor)?$", record["target"])
     if bound:
         measured = record["ratio"] if bound[3] else record["value"]

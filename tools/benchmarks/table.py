@@ -10,9 +10,10 @@ import sys
 
 
 def number(value):
-    if value >= 1000:
+    size = abs(value)
+    if size >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
 def row(record):
@@ -21,16 +22,17 @@ def row(record):
     if not record["met"]:
         target += ", **missed**"
     ratio = f"{record['ratio']:.2f}" if record["ratio"] >= 0.01 else f"{record['ratio']:.4f}"
+    adds = f"{number(record['adds'])} {record['unit']}" if "adds" in record else ""
     cells = [f"`{record['name']}`", f"{number(record['value'])} {record['unit']}",
-             f"{number(record['min'])} to {number(record['max'])}", number(record["floor"]), ratio, target, beside]
+             f"{number(record['min'])} to {number(record['max'])}", number(record["floor"]), ratio, adds, target, beside]
     return "| " + " | ".join(cells) + " |"
 
 
 def main(source):
     with open(source, encoding="utf-8") as text:
         document = json.load(text)
-    print("| figure | here | least to greatest | floor | ratio | to reach | beside it |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| figure | here | least to greatest | floor | ratio | adds | to reach | beside it |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for record in document["figures"]:
         print(row(record))
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,6 +37,8 @@ struct Record {
   std::string engine;                   // of the broker, where one served
 
   double ratio() const { return floor != 0 ? value / floor : 0; }
+  // Of a time: what is added to the floor's, in the figure's unit. A ratio hides it where the floor itself is slow.
+  std::optional<double> adds() const;
   bool met() const;
 };
 

@@ -6,6 +6,7 @@
 #include <sys/utsname.h>
 #include <time.h>
 
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -30,8 +31,9 @@ std::string target_text(Target target) {
 }
 
 std::string number(double value) {
-  if (value >= 1000) return fmt::format("{:.0f}", value);
-  if (value >= 10) return fmt::format("{:.1f}", value);
+  const double size = std::abs(value);
+  if (size >= 1000) return fmt::format("{:.0f}", value);
+  if (size >= 10) return fmt::format("{:.1f}", value);
   return fmt::format("{:.2f}", value);
 }
 
@@ -49,6 +51,11 @@ bool Record::met() const {
       break;
   }
   return true;
+}
+
+std::optional<double> Record::adds() const {
+  if (unit != "ns" && unit != "us" && unit != "ms") return std::nullopt;
+  return value - floor;
 }
 
 Record make_record(std::string name, std::string unit, const Pair& pair, Target target) {
@@ -100,13 +107,14 @@ Conditions conditions() {
 void print_heading(const Conditions& where, bool quick) {
   fmt::print("{}, {} cores, {}, {}, load {:.1f}{}\n", where.cpu, where.cores, where.kernel, where.date,
              where.load_before, quick ? ", --quick: a smoke test, not a measurement" : "");
-  fmt::print("{:<30} {:>10} {:>10} {:<6} {:>7} {:<15} {:<6} {:>10} {:>10} {:>4}\n", "figure", "value", "floor", "unit",
-             "ratio", "target", "met", "min", "max", "n");
+  fmt::print("{:<30} {:>10} {:>10} {:<6} {:>7} {:>8} {:<15} {:<6} {:>10} {:>10} {:>4}\n", "figure", "value", "floor",
+             "unit", "ratio", "adds", "target", "met", "min", "max", "n");
 }
 
 void print_record(const Record& record) {
-  fmt::print("{:<30} {:>10} {:>10} {:<6} {:>7.2f} {:<15} {:<6} {:>10} {:>10} {:>4}\n", record.name,
-             number(record.value), number(record.floor), record.unit, record.ratio(), target_text(record.target),
+  fmt::print("{:<30} {:>10} {:>10} {:<6} {:>7.2f} {:>8} {:<15} {:<6} {:>10} {:>10} {:>4}\n", record.name,
+             number(record.value), number(record.floor), record.unit, record.ratio(),
+             record.adds() ? number(*record.adds()) : "", target_text(record.target),
              record.target.kind == Target::Kind::none ? "-" : (record.met() ? "yes" : "NO"), number(record.least),
              number(record.greatest), record.n);
   if (!record.peers.empty()) {
@@ -135,7 +143,7 @@ void write_json(const Bench& bench, const Conditions& where, const std::string& 
                                      {"load_before", where.load_before},
                                      {"quick", bench.settings().quick}};
   auto& figures = document["figures"] = nlohmann::ordered_json::array();
-  for (const Record& record : bench.records())
+  for (const Record& record : bench.records()) {
     figures.push_back({{"name", record.name},
                        {"value", record.value},
                        {"unit", record.unit},
@@ -148,6 +156,8 @@ void write_json(const Bench& bench, const Conditions& where, const std::string& 
                        {"max", record.greatest},
                        {"engine", record.engine},
                        {"peers", record.peers}});
+    if (record.adds()) figures.back()["adds"] = *record.adds();
+  }
   std::ofstream out(path);
   out << document.dump(2) << '\n';
   out.flush();
