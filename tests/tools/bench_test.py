@@ -24,6 +24,7 @@ EXPECTED = (
     + [f"hop.inline.{how}" for how in ("spinning", "asleep")]
     + [f"hop.slot.{size}.{how}" for size in ("64B", "4KiB", "1MiB", "16MiB") for how in ("spinning", "asleep")]
     + [f"hop.claim.slot.{size}.spinning" for size in ("64B", "4KiB")]
+    + ["hop.doorbell.asleep"]
     + [f"exhausted_pool.{what}.1000_slots" for what in ("none_free", "one_free")]
     + ["shared_core.inline", "regions_resent.1MiB"]
     + [f"latency.{how}.{where}.{load}" for how in ("spinning", "as_opened", "asleep") for where in ("pinned", "free")

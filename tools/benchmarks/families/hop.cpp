@@ -8,6 +8,7 @@
 #include "tools/benchmarks/floors/bare_memory.hpp"
 #include "tools/benchmarks/floors/hop_ways.hpp"
 #include "tools/benchmarks/floors/roudi.hpp"
+#include "tools/benchmarks/floors/zeromq.hpp"
 #include "tools/benchmarks/kit/broker_process.hpp"
 
 namespace shmb::bench {
@@ -65,9 +66,13 @@ void one_figure(Bench& bench, const BrokerProcess& broker, std::size_t bytes, bo
 
   if (in_the_queue || bytes == 4 * KiB || bytes == kLargestCopied) {
     if (posix_mqueue_takes(bytes)) copying.push_back(posix_mqueue(bytes, asleep));
+    if (pipe_takes(bytes)) copying.push_back(bare_pipe(bytes, asleep));
     if (bytes <= 64 * KiB) copying.push_back(unix_seqpacket(bytes, asleep));
 #ifdef SHMB_HAVE_BOOST
     copying.push_back(boost_queue(bytes, asleep));
+#endif
+#ifdef SHMB_HAVE_ZEROMQ
+    if (asleep) copying.push_back(zeromq_hop(bytes));
 #endif
     PingPong peers(std::move(copying));
     std::map<std::string, Gathered> gathered;
@@ -111,6 +116,33 @@ void claim_figure(Bench& bench, const BrokerProcess& broker, std::size_t bytes) 
   bench.record(std::move(record));
 }
 
+// The reader sleeps in poll(2). The broker rings for processes of their own: they lose all their doorbells.
+void doorbell_figure(Bench& bench, const BrokerProcess& broker) {
+  std::vector<NamedWay> sides, beside;
+  sides.push_back(doorbell_hop(broker.socket(), false));
+  sides.push_back(bare_bell());
+  beside.push_back(doorbell_hop(broker.socket(), true));
+  PingPong pair(std::move(sides)), by_the_broker(std::move(beside));
+  const Amount some = amount(bench, 56, true, false);
+  Samples p99, rung, rung_p99;
+  Pair values = alternate(
+      bench.times(7),
+      [&] {
+        const auto other = by_the_broker.run(0, some.stretches, some.in_each, some.timed);
+        rung.add(other.median);
+        rung_p99.add(other.p99);
+        const auto times = pair.run(0, some.stretches, some.in_each, some.timed);
+        p99.add(times.p99);
+        return times.median;
+      },
+      [&] { return pair.run(1, some.stretches, some.in_each, some.timed).median; });
+  Record record = make_record("hop.doorbell.asleep", "us", values);
+  record.engine = broker.engine();
+  record.peers = {
+      {"p99", p99.median()}, {"rung_by_the_broker", rung.median()}, {"rung_by_the_broker_p99", rung_p99.median()}};
+  bench.record(std::move(record));
+}
+
 }  // namespace
 
 void run_hop(Bench& bench) {
@@ -121,6 +153,7 @@ void run_hop(Bench& bench) {
       one_figure(bench, broker, bytes, asleep);
   }
   for (std::size_t bytes : sizes(bench, {64, 4 * KiB})) claim_figure(bench, broker, bytes);
+  doorbell_figure(bench, broker);
 }
 
 }  // namespace shmb::bench

@@ -7,10 +7,12 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <mqueue.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -25,6 +27,7 @@
 #endif
 
 #include "tools/benchmarks/floors/stream_rings.hpp"
+#include "tools/benchmarks/floors/zeromq.hpp"
 #include "tools/benchmarks/kit/broker_process.hpp"
 #include "tools/benchmarks/kit/pool_library.hpp"
 
@@ -108,6 +111,32 @@ class SeqpacketEnd final : public StreamEnd {
 
  private:
   int socket_;
+};
+
+// Messages of 56 bytes are written and read whole, so none is torn between readers.
+class PipeEnd final : public StreamEnd {
+ public:
+  explicit PipeEnd(const Fd (&ends)[2]) : out_(ends[1].get()), in_(ends[0].get()) {}
+  void send(std::uint64_t count) override {
+    char bytes[kStreamBytes] = {};
+    for (std::uint64_t i = 0; i < count; ++i)
+      while (write(out_, bytes, sizeof bytes) < 0)
+        if (errno != EINTR) give_up("write to a pipe");
+  }
+  void receive(const std::function<bool()>& taken) override {
+    char bytes[kStreamBytes];
+    pollfd more{in_, POLLIN, 0};
+    for (;;) {
+      if (read(in_, bytes, sizeof bytes) == static_cast<ssize_t>(sizeof bytes)) {
+        if (taken()) return;
+      } else if (poll(&more, 1, static_cast<int>(kPatience / 1'000'000)) == 0) {
+        return;
+      }
+    }
+  }
+
+ private:
+  int out_, in_;
 };
 
 class MqueueEnd final : public StreamEnd {
@@ -229,6 +258,11 @@ void one_figure(Bench& bench, const BrokerProcess& broker, const Shape& shape) {
       record.peers[name] = rates.median();
     };
     peer("unix_seqpacket", [&](bool writer, std::uint64_t&) { return std::make_unique<SeqpacketEnd>(pair, writer); });
+    int ends[2];
+    must(pipe2(ends, O_CLOEXEC), "pipe2");
+    const Fd pipe[2] = {Fd::adopt(ends[0]), Fd::adopt(ends[1])};
+    must(fcntl(ends[0], F_SETFL, O_NONBLOCK), "O_NONBLOCK");
+    peer("pipe", [&](bool, std::uint64_t&) { return std::make_unique<PipeEnd>(pipe); });
     peer("posix_mqueue", [&](bool, std::uint64_t&) { return std::make_unique<MqueueEnd>(queue); });
     mq_close(queue);
 #ifdef SHMB_HAVE_BOOST
@@ -236,6 +270,9 @@ void one_figure(Bench& bench, const BrokerProcess& broker, const Shape& shape) {
     bip::message_queue boost_queue(bip::create_only, name.c_str(), 256, kStreamBytes);
     bip::message_queue::remove(name.c_str());
     peer("boost_message_queue", [&](bool, std::uint64_t&) { return std::make_unique<BoostEnd>(boost_queue); });
+#endif
+#ifdef SHMB_HAVE_ZEROMQ
+    peer("zeromq", zeromq_stream(kPatience / 1'000'000));
 #endif
   }
   bench.record(std::move(record));

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Other ways of a message between two processes of one machine: a POSIX message queue, a UNIX socket that keeps
+// Other ways of a message between two processes of one machine: a pipe, a POSIX message queue, a UNIX socket that keeps
 // the borders of messages, Boost's message queue. The spinning forms ask again and again without blocking.
 #include <errno.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <limits.h>
 #include <mqueue.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -61,6 +62,42 @@ class MqueueEnds {
  private:
   std::vector<char> bytes_;
   mqd_t queues_[2];
+  bool client_ = false;
+};
+
+// Up to PIPE_BUF bytes: the kernel writes those whole, and with one message under way it reads them whole.
+class PipeEnds {
+ public:
+  PipeEnds(std::size_t bytes, bool asleep) : bytes_(bytes) {
+    for (auto& pipe : pipes_) {
+      int ends[2];
+      must(pipe2(ends, O_CLOEXEC | (asleep ? 0 : O_NONBLOCK)), "pipe2");
+      pipe[0] = Fd::adopt(ends[0]);
+      pipe[1] = Fd::adopt(ends[1]);
+    }
+  }
+  std::uint64_t enter(End end, std::uint64_t) {
+    client_ = end == End::client;
+    return 0;
+  }
+  void send(std::uint32_t number) {
+    memcpy(bytes_.data(), &number, sizeof number);
+    while (write(pipes_[client_ ? 0 : 1][1].get(), bytes_.data(), bytes_.size()) < 0)
+      if (errno != EAGAIN && errno != EINTR) give_up("write to a pipe");
+  }
+  std::uint32_t receive() {
+    ssize_t got;
+    while ((got = read(pipes_[client_ ? 1 : 0][0].get(), bytes_.data(), bytes_.size())) < 0)
+      if (errno != EAGAIN && errno != EINTR) give_up("read from a pipe");
+    if (got != static_cast<ssize_t>(bytes_.size())) give_up("a pipe gave another length");
+    std::uint32_t number;
+    memcpy(&number, bytes_.data(), sizeof number);
+    return number;
+  }
+
+ private:
+  std::vector<char> bytes_;
+  Fd pipes_[2][2];
   bool client_ = false;
 };
 
@@ -142,6 +179,10 @@ bool posix_mqueue_takes(std::size_t bytes) {
 }
 NamedWay posix_mqueue(std::size_t bytes, bool asleep) {
   return {"posix_mqueue", std::make_unique<WayOf<MqueueEnds>>(bytes, asleep)};
+}
+bool pipe_takes(std::size_t bytes) { return bytes <= PIPE_BUF; }
+NamedWay bare_pipe(std::size_t bytes, bool asleep) {
+  return {"pipe", std::make_unique<WayOf<PipeEnds>>(bytes, asleep)};
 }
 NamedWay unix_seqpacket(std::size_t bytes, bool asleep) {
   return {"unix_seqpacket", std::make_unique<WayOf<SeqpacketEnds>>(bytes, asleep)};

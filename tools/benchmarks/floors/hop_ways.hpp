@@ -19,6 +19,10 @@ NamedWay usual_hop(const std::string& socket);                // 56 bytes, with 
 NamedWay slot_hop(const std::string& socket, std::size_t bytes, bool asleep);   // written beforehand, but for a number
 NamedWay claim_hop(const std::string& socket, std::size_t bytes, bool asleep);  // the same through mpmc queues
 
+// hop_doorbell.cpp: 56 bytes to a process that sleeps in poll(2)
+NamedWay doorbell_hop(const std::string& socket, bool by_the_broker);
+NamedWay bare_bell();  // a byte through a socket
+
 // hop_floors.cpp, raw calls: no books, no checks
 NamedWay bare_line();   // two cache lines, both ends looking
 NamedWay bare_futex();  // the same, both ends asleep
@@ -26,6 +30,8 @@ NamedWay bare_futex();  // the same, both ends asleep
 // hop_peers.cpp: all but iceoryx copy the message
 NamedWay posix_mqueue(std::size_t bytes, bool asleep);
 bool posix_mqueue_takes(std::size_t bytes);
+NamedWay bare_pipe(std::size_t bytes, bool asleep);
+bool pipe_takes(std::size_t bytes);
 NamedWay unix_seqpacket(std::size_t bytes, bool asleep);
 #ifdef SHMB_HAVE_BOOST
 NamedWay boost_queue(std::size_t bytes, bool asleep);
