@@ -47,6 +47,11 @@ TEST_CASE("a text that the parser of TOML asserts over is refused like any other
 
 TEST_CASE("letters beyond ASCII are for comments") {
   refused("engine = \"epoll\"\n[limits.uid.100\xd0\xaa]\n", "c.toml:2: only comments");
+  refused("user = 'c#d'\xef\xbb\xbe= 1\n", "c.toml:1: only comments");  // the # is in a string
+  refused("user = \"a\\\"#\xc3\xb6\"\n", "c.toml:1: only comments");
+  refused("user = \"\"\"\n#\xc3\xb6\n\"\"\"\n", "c.toml:2: only comments");
+  CHECK(good("user = \"a\\\"#b\" # \xc3\xb6\n").user == "a\"#b");
+  CHECK(good("user = 'a\\' # \xc3\xb6\n").user == "a\\");
   CHECK(good("# gr\xc3\xb6\xc3\x9f"
              "er\nengine = \"epoll\" # \xd0\xaa\n")
             .engine == EngineChoice::epoll);
