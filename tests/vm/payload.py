@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part that changes with each run: an installed tree of this source, and the tests with the unit that starts them.
+"""The part that changes with each run: what the packages of tools/package install, and the tests with the unit that
+starts them.
 
-The tree is a release build below /usr, as docs/security.md makes it (System mode from zero). The tests find it in
-place, as an administrator would after `meson install`. The script `packages` gets the packages of tools/package
-instead, and the same with the next version, to which it upgrades.
+The tests find the files in place, as an administrator would. The script `packages` gets the packages themselves instead,
+and the same with the next version, to which it upgrades. Packages of another source are refused: they are compared with
+the tarball from which they were made.
 """
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import image
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-BUILD = image.FOLDER / "system"
-LOG = image.FOLDER / "system.log"
-SETTINGS = ("--prefix=/usr", "--buildtype=release", "--unity=on", "--unity-size=100", "-Dtests=false", "-Dbench=false")
+PACKAGES = ROOT / "build/packages"
+SYSTEM = image.FOLDER / "system"
+# Parts of the source on which no package depends, but for the text of its documents.
+UNUSED = ("tests/", "docs/", "NEWS.md", "README.md", "CONTRIBUTING.md")
 
 # StandardOutput: what a script prints beside its results is in the console's log.
 UNIT = """[Unit]
@@ -46,23 +49,40 @@ Environment=HOME=/root TERM=dumb
 """
 
 
+def check_packages():
+    """The packages must be of this source, except for UNUSED."""
+    sources = sorted(PACKAGES.glob("*.orig.tar.xz"))
+    if not sources or not list(PACKAGES.glob("*.deb")):
+        sys.exit(f"tests/vm: there are no packages in {PACKAGES}: tools/package")
+    with tarfile.open(sources[-1]) as source:
+        for member in source:
+            path = member.name.partition("/")[2]
+            if not member.isfile() or path.startswith(UNUSED):
+                continue
+            now = ROOT / path
+            if not now.is_file() or now.read_bytes() != source.extractfile(member).read():
+                sys.exit(f"tests/vm: {path} has changed since the packages were made: tools/package")
+
+
 def build():
-    """Builds the tree that is installed in the machine."""
-    print("   build", flush=True)
-    with LOG.open("wb") as log:
-        configure = [] if (BUILD / "build.ninja").exists() else [["meson", "setup", BUILD, *SETTINGS]]
-        for command in [*configure, ["ninja", "-C", BUILD]]:
-            if subprocess.run(command, cwd=ROOT, stdout=log, stderr=log).returncode != 0:
-                log.flush()
-                end = LOG.read_text(errors="replace")[-3000:]
-                sys.exit(f"{end}\ntests/vm: the build failed; all of its output is in {LOG}")
+    """Unpacks what the packages install, and compiles the job of the README against it."""
+    check_packages()
+    print("   packages", flush=True)
+    shutil.rmtree(SYSTEM, ignore_errors=True)
+    for package in sorted(PACKAGES.glob("*.deb")):
+        subprocess.run(["dpkg-deb", "-x", package, SYSTEM], check=True)
+    # In the root /lib is a link to /usr/lib, in whose place the kernel would put a folder.
+    shutil.copytree(SYSTEM / "lib", SYSTEM / "usr/lib", symlinks=True, dirs_exist_ok=True)
+    shutil.rmtree(SYSTEM / "lib")
+    library = next(SYSTEM.glob("usr/lib/*/libshmbroker.so"))
+    sources = sorted((ROOT / "examples/main_job").glob("*.cpp"))
+    image.step("examples/main_job", "g++", "-std=c++20", "-O2", "-pthread", "-I", SYSTEM / "usr/include", *sources,
+               library, "-lcrypto", "-o", image.FOLDER / "main_job")
 
 
 def add_packages(into):
     """The packages in `this`, and in `next` the same files as version 99: what counts is how dpkg changes them."""
-    packages = sorted((ROOT / "build/packages").glob("*.deb"))
-    if not packages:
-        sys.exit("tests/vm: there are no packages in build/packages: tools/package")
+    packages = sorted(PACKAGES.glob("*.deb"))
     (into / "this").mkdir(parents=True)
     (into / "next").mkdir()
     for package in packages:
@@ -85,10 +105,9 @@ def archive(root, script):
     if script == "packages":
         add_packages(folder / "packages")
     else:
-        subprocess.run(["meson", "install", "-C", BUILD, "--no-rebuild", "--quiet", "--destdir", folder], check=True,
-                       stdout=subprocess.DEVNULL)
+        shutil.copytree(SYSTEM, folder, symlinks=True, dirs_exist_ok=True)
     shutil.copytree(HERE / "guest", folder / "test", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(BUILD / "examples/main_job", folder / "test/main_job")
+    shutil.copy(image.FOLDER / "main_job", folder / "test/main_job")
     shutil.copy(ROOT / "tests/exhaustion/exhaustion.py", folder / "test/exhaustion.py")
     units = folder / "etc/systemd/system"
     (units / "multi-user.target.wants").mkdir(parents=True)

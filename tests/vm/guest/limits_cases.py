@@ -115,7 +115,7 @@ def what_is_put_into_the_cgroup_of_a_job_ends_with_it_and_holds_its_group():
 
 
 @case
-def both_supervisors_killed_leave_a_cgroup_that_one_word_ends():
+def both_supervisors_killed_leave_a_cgroup_that_one_word_ends_and_the_next_job_removes():
     with OwnBroker() as broker:
         job = broker.start("--name", "job", "--", "sh", "-c", "setsid sleep 1819 & exec sleep 1819")
         rank = settles(lambda: len(found := processes("sleep", "1819")) == 2 and found, "two processes")[0]
@@ -128,7 +128,7 @@ def both_supervisors_killed_leave_a_cgroup_that_one_word_ends():
         job.wait(60)
         (folder / "cgroup.kill").write_text("1")
         settles(lambda: "populated 0" in (folder / "cgroup.events").read_text(), "nothing is left")
-        folder.rmdir()
+        assert broker.start("--", "true").wait(60) == 0 and not folder.exists()
 
 
 @case
