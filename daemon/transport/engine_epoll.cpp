@@ -112,6 +112,7 @@ class EpollEngine final : public Engine {
     int count = ::epoll_wait(readable_.get(), events.data(), events_wanted(), milliseconds);
     if (count < 0) return errno == EINTR ? Sys<void>{} : sys_error(errno);
     in_turn_ = true;
+    const std::size_t before = turns.waiting();
     for (int i = 0; i < count; ++i) {
       auto* slot = static_cast<Slot*>(events[static_cast<std::size_t>(i)].data.ptr);
       if (slot == nullptr) run_edges();
@@ -119,6 +120,7 @@ class EpollEngine final : public Engine {
       else if (slot->waiter != nullptr) turns.ready(*slot->process, *slot);
       else if (slot->port != nullptr) readable(*slot, events[static_cast<std::size_t>(i)].events);
     }
+    more_ = count > 0 && turns.waiting() >= before + static_cast<std::size_t>(count);
     turns.serve(kSlice);
     in_turn_ = false;
     for (Slot* slot : retired_) free_.push_back(slot);
@@ -130,10 +132,11 @@ class EpollEngine final : public Engine {
  private:
   // A socket that waits for its turn is readable all the time, so the kernel looks at it again in each call. It looks
   // at no more than it may report, one after the other in a circle. Asking for a fourth of those that wait bounds that
-  // work, and the fifth call at the latest sees a new packet (as long as 2,048 wait at most).
+  // work. A new packet is then seen in the fifth call or so. Where all that a call reports is new, there may be many
+  // more new ones, and the next call asks for all.
   int events_wanted() const {
     const std::size_t wanted =
-        turns.empty() ? kEventsPerTurn : std::clamp<std::size_t>(turns.waiting() / 4, 16, kEventsPerTurn);
+        turns.empty() || more_ ? kEventsPerTurn : std::clamp<std::size_t>(turns.waiting() / 4, 16, kEventsPerTurn);
     return static_cast<int>(wanted);
   }
 
@@ -247,6 +250,7 @@ class EpollEngine final : public Engine {
   std::vector<Slot*> starved_, feeding_;  // two vectors, so that nothing is allocated while memory is short
   std::int64_t starved_until_ = 0;
   bool in_turn_ = false;
+  bool more_ = false;  // all that the last look reported was new
   std::array<std::byte, SHMBW_MAX_MESSAGE> buffer_;
 };
 
