@@ -174,6 +174,32 @@ if __name__ == '__main__':
     assert done.stdout == "8\nlost\nlost\n8\n[0, 0, 0, 0]\n8\n", (done.stdout, done.stderr)
 
 
+def test_an_error_of_the_thread_that_pins_memory_is_told_as_the_death_of_the_broker_where_it_is_that(private):
+    # That thread runs beside CUDA alone, so stock's error is raised here.
+    done = program(script(None, """
+import signal
+import shmbroker.torch.multiprocessing
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as Iterator
+def stock(self):
+    raise RuntimeError('Pin memory thread exited unexpectedly')
+if __name__ == '__main__':
+    get = shmbroker.torch.multiprocessing._get_data(stock)
+    batches = iter(DataLoader(Images(64, 10), batch_size=4, num_workers=1))
+    assert Iterator._get_data.__module__ == 'shmbroker.torch.multiprocessing'
+    for _ in range(2):
+        try:
+            get(batches)
+        except (shmbroker.SessionLost, RuntimeError) as error:
+            print(type(error).__name__, 'new DataLoader' in str(error))
+        try:
+            os.kill(shmbroker.status().pid, signal.SIGKILL)
+            next(batches), next(batches), next(batches), next(batches)
+        except (shmbroker.SessionLost, shmbroker.NoBroker):
+            pass
+"""))
+    assert done.stdout == "RuntimeError False\nSessionLost True\n", (done.stdout, done.stderr)
+
+
 def test_many_batches_leave_no_growth_and_no_manager(broker):
     done = program(script(None, """
 import psutil

@@ -5,8 +5,8 @@ The first queue of a program makes a group, unless SHMBROKER_GROUP names one. Qu
 pickled carry the broker's socket and the group's variable, so children are in the group of their parent, whatever their
 start method. A forked child uses the session that it inherits. The group ends with its last process, however that ends.
 
-With a broker that dies all this is gone. What was made in its group raises SessionLost from then on. What is made later
-is in a new session and group of the next broker, which is started if there is none.
+With a broker that dies all this is gone. Objects that were made in its group raise SessionLost from then on. Later ones are
+in a new session and group of the next broker, which is started if there is none.
 """
 from __future__ import annotations
 
@@ -79,10 +79,14 @@ def home(*, ask: bool = True) -> tuple[_core.Session, Address]:
 def prepare() -> None:
     """Before there are children that may send something large: a group that one of them made would end with it, and what
     it has sent too."""
+    session = _places.get(_home) if _home is not None else None
     try:
-        home()
+        if session is None:
+            home()
+        else:
+            heed(session)
     except errors.Error:
-        pass  # who sends something large is told
+        pass  # a later sender of something large is told
 
 
 def call(name: str) -> None:

@@ -95,8 +95,9 @@ class Unsent:
         if thread is not None:
             thread.join()
         if self._failure is not None:
-            raise errors.SessionLost(f"{len(self._waiting)} items that this process has put into a queue are lost: "
-                                     f"{self._failure}") from self._failure
+            kind = errors.SessionLost if isinstance(self._failure, errors.SessionLost) else errors.Error
+            raise kind(f"{len(self._waiting)} items that this process has put into a queue are lost: {self._failure}") \
+                from self._failure
 
     def _fail(self) -> BaseException:
         """The failure, which is told now: the end of the process need not do it."""

@@ -71,7 +71,10 @@ class PipeQueue(_std_queues.Queue):  # type: ignore[type-arg]
         if told is None:
             super()._on_queue_feeder_error(e, obj)  # type: ignore[misc]
         else:
-            self.put(told)
+            try:
+                self.put(told)
+            except ValueError:  # closed meanwhile
+                super()._on_queue_feeder_error(e, obj)  # type: ignore[misc]
 
 
 class _Installed:
@@ -207,6 +210,25 @@ def _try_get_data(stock: Any) -> Any:
         raise _storage.loader_lost()
 
     return _try_get_data
+
+
+def _get_data(stock: Any) -> Any:
+    """The thread that pins memory ends with the broker, and stock then tells of the thread."""
+
+    def _get_data(self: Any, *args: Any, **keywords: Any) -> Any:
+        try:
+            return stock(self, *args, **keywords)
+        except RuntimeError:
+            channel = getattr(getattr(self, "_worker_result_queue", None), "_channel", None)
+            if channel is None:
+                raise
+            try:
+                _place.heed(channel.session)
+            except _errors.SessionLost:
+                raise _storage.loader_lost() from None
+            raise
+
+    return _get_data
 
 
 NAMES = ("Queue", "SimpleQueue", "JoinableQueue", "Pipe", "Pool", "Process", "get_context")  # what install() replaces
