@@ -45,8 +45,8 @@ inline Result<std::string> in_ascii(std::string_view text, const std::string& pa
       if (!many_lines) quote = 0;
     } else if ((c & 0x80) != 0) {
       if (!in_comment)
-        return error(Status::invalid,
-                     path + ":" + std::to_string(line) + ": only comments may have other bytes than ASCII");
+        return error(Status::invalid, path + ":" + std::to_string(line) +
+                                          ": only comments may have other bytes than ASCII; in a string write \\uXXXX");
       out[at] = '?';
     } else if (in_comment || after_backslash) {
       continue;

@@ -19,11 +19,11 @@ namespace shmb::daemon {
 
 Result<void> check_keep(const Host& host, std::int64_t keep, bool named) {
   if (keep < -1) return error(Status::invalid, "a keep is 0, a duration, or SHMB_KEEP_UNTIL_RELEASED");
-  if (keep <= host.config.limits.keep_max) {
-    if (keep == 0 || named) return {};
-    return error(Status::invalid,
-                 "keep needs a name: what has none goes with its last holder. Give it a name, or leave keep out");
-  }
+  if (keep != 0 && !named)
+    return error(
+        Status::invalid,
+        "keep needs a name: an object without one goes with its last holder. Give it a name, or leave keep out");
+  if (keep <= host.config.limits.keep_max) return {};
   Error refused =
       plain(Status::limit, "limit: keep of " + format_duration(keep) + " asked, at most " +
                                format_duration(host.config.limits.keep_max) +

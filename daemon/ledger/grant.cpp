@@ -52,8 +52,8 @@ Result<Fd> reopen_read_only(int fd, std::string_view what) {
   if (reader.error().value == EMFILE)
     return error(Status::no_descriptors,
                  asked + ": the broker (pid " + std::to_string(::getpid()) +
-                     ") has as many descriptors open as it may: ask again when fewer are open, or raise descriptors "
-                     "(and the hard RLIMIT_NOFILE of the broker)");
+                     ") has as many descriptors open as it may: ask again when fewer are open, or raise descriptors in "
+                     "its configuration (and its hard RLIMIT_NOFILE), and restart it");
   Error failed = system_failure(reader.error(), asked).error();
   if (reader.error().value == ENOENT) {
     failed.status = Status::unsupported;

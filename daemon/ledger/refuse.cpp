@@ -269,7 +269,8 @@ static std::string larger_table(const Host& host) {
   const std::string pid = "pid " + std::to_string(host.facts.pid);
   const std::string& file = host.config.file;
   if (host.private_mode() && host.config.descriptors == 0)
-    return "close what nobody needs; or raise the hard limit of open files (ulimit -Hn) in the shell that starts the "
+    return "close regions that are not in use; or raise the hard limit of open files (ulimit -Hn) in the shell that "
+           "starts the "
            "broker, and end " +
            pid + " with all that it holds: the next program starts another";
   return "raise descriptors" + (file.empty() ? "" : " in " + file) +

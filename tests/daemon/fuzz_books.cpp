@@ -5,8 +5,8 @@
 // passes, and the books must be empty (tests/daemon/books/books_fixture.cpp, World). Every answer must be well formed.
 //
 // One broker serves many inputs, one after the other: to start and end its threads took longer than to serve an input.
-// The books are empty in between, so an input finds what a fresh one would. What it cannot see is how many numbers have
-// been given out. A finding that does not come again alone comes again with -seed= of its run.
+// The books are empty in between, so an input finds what a fresh one would. It cannot see how many numbers have been
+// given out. A finding that does not come again alone comes again with -seed= of its run.
 //
 // --gpu: the requests are those about GPU memory, and those that make what they name. The number of inputs and requests
 // is printed every 100,000 inputs and at the end.

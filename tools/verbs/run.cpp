@@ -90,8 +90,7 @@ int run_command(const RunOptions& options) {
   if (options.limit_given && options.limit == 0)
     return failed_ourselves(
         "--limit 0 leaves the group no memory: give 64M, 8G or a number of bytes, or leave --limit out for the limit "
-        "of "
-        "the configuration");
+        "of the configuration");
   if (!options.name.empty())
     if (auto name = names::check(options.name, "group name"); !name) return failed_ourselves(name.error().sentence);
   auto group = spawn::SupervisedGroup::create({options.socket, options.name, options.command.front(), options.limit});
