@@ -37,20 +37,25 @@ class Ref {
   PyObject* it_ = nullptr;
 };
 
-// The calling thread without the GIL. Once the interpreter ends, Python ends a thread that asks for the GIL
-// (pthread_exit). That would unwind this module, whose destructors need the GIL. So such a thread stays here until its
-// process has gone.
+// Once the interpreter ends, Python ends a thread that asks for the GIL (pthread_exit). That would unwind this module,
+// whose destructors need the GIL. So such a thread stays in this call until its process has gone.
+template <class Call>
+auto or_stay(Call call) noexcept {
+  try {
+    return call();
+  } catch (...) {
+    for (;;) ::pause();
+  }
+}
+
+// The calling thread without the GIL.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;
   ~Unlocked() {
-    try {
-      PyEval_RestoreThread(state_);
-    } catch (...) {
-      for (;;) ::pause();
-    }
+    or_stay([&] { PyEval_RestoreThread(state_); });
   }
 
  private:

@@ -229,7 +229,7 @@ def test_what_init_is_given_wrongly_is_refused(broker, monkeypatch):
 
 
 AGAIN = '''
-import os, signal, torch, shmbroker
+import os, signal, time, torch, shmbroker
 import shmbroker.torch.rpc as rpc
 rank = int(os.environ["RANK"])
 def told(call):
@@ -243,7 +243,7 @@ rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
 if rank == 0:
     held = rpc.remote("worker1", torch.ones, args=(300000,))
     print(held.to_here().sum().item())
-    pending = rpc.rpc_async("worker1", signal.pause, timeout=0)
+    pending = rpc.rpc_async("worker1", time.sleep, args=(2,), timeout=0)  # perhaps under way in worker1's only thread
     os.kill(shmbroker.status().pid, signal.SIGKILL)
     told(pending.wait)
     for size in 2, 300000:

@@ -49,9 +49,13 @@ PyObject* pending(PyObject* self, PyObject*) {
 
 void finished(void* context, shmb_future*) {
   const Locked locked;
-  const Ref call(static_cast<PyObject*>(context));
-  const Ref none(PyObject_CallNoArgs(call.get()));
-  if (!none) PyErr_WriteUnraisable(call.get());
+  or_stay([&] {
+    auto* const call = static_cast<PyObject*>(context);
+    PyObject* const none = PyObject_CallNoArgs(call);
+    if (none == nullptr) PyErr_WriteUnraisable(call);
+    Py_XDECREF(none);
+    Py_DECREF(call);
+  });
 }
 
 // then(call): calls it once, by a thread of the library, or at once. It has to refer to this future.

@@ -47,10 +47,11 @@ struct Types {
 };
 extern Types types;
 
-// A thread of the library takes the GIL. The package ends the worlds before the interpreter ends.
+// A thread of the library takes the GIL. The package ends the worlds before the interpreter ends. A thread may be in a
+// function of the program then, so each call of Python under this lock is made by `or_stay`.
 class Locked {
  public:
-  Locked() : state_(PyGILState_Ensure()) {}
+  Locked() : state_(or_stay([] { return PyGILState_Ensure(); })) {}
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
   ~Locked() { PyGILState_Release(state_); }

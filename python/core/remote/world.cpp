@@ -18,14 +18,18 @@ World* open_world(PyObject* self) {
 void serve(void* context, shmb_request* handle) {
   const Locked locked;
   auto* const world = static_cast<World*>(context);
-  const Ref request(make_request(world, handle));
-  const Ref none(request ? PyObject_CallFunctionObjArgs(world->handler, request.get(), nullptr) : nullptr);
-  if (!none) PyErr_WriteUnraisable(world->handler);
+  or_stay([&] {
+    PyObject* const request = make_request(world, handle);
+    PyObject* const none = request ? PyObject_CallFunctionObjArgs(world->handler, request, nullptr) : nullptr;
+    if (none == nullptr) PyErr_WriteUnraisable(world->handler);
+    Py_XDECREF(none);
+    Py_XDECREF(request);
+  });
 }
 
 void drop(void*, void* object) {
   const Locked locked;
-  Py_DECREF(static_cast<PyObject*>(object));
+  or_stay([&] { Py_DECREF(static_cast<PyObject*>(object)); });
 }
 
 // join(handler, name, address, rank, world_size, threads, socket, timeout, call_timeout) -> RemoteWorld
