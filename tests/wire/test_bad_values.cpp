@@ -239,7 +239,9 @@ TEST_CASE("a create with words that do not fit together is refused") {
               "keep");
     for (std::int64_t keep : {INT64_MAX, std::int64_t{8} * 86'400 * 1'000'000'000})
       refused([=](auto& create) { create.keep = keep, create.flags = SHMBW_CREATE_KEEP_GIVEN; }, Status::limit,
-              "keep_max");
+              "keep_max", "kept");
+    refused([](auto& create) { create.keep = INT64_MAX, create.flags = SHMBW_CREATE_KEEP_GIVEN; }, Status::invalid,
+            "needs a name");
     refused([](auto& create) { create.flags = SHMBW_CREATE_REPLACE; }, Status::invalid, "name");
     for (std::uint64_t group : {std::uint64_t{1} << 40, UINT64_MAX, std::uint64_t{4711}})
       refused([=](auto& create) { create.group = group; }, Status::not_found, "group");
