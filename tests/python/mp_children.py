@@ -75,6 +75,14 @@ def put_numbers(queue, start, count):
         queue.put(number)
 
 
+def put_numbers_and_give_up(queue, count, when):
+    if when == "before":
+        queue.cancel_join_thread()
+    put_numbers(queue, 0, count)
+    if when == "after":
+        queue.cancel_join_thread()
+
+
 def make_queue(told):
     """A child's own queue is in its parent's group."""
     from shmbroker import mp

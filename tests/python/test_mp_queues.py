@@ -147,6 +147,15 @@ def test_a_process_waits_at_its_end_until_all_is_sent(ctx):
     assert ended(child) and child.exitcode == 0
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_process_that_gives_up_what_is_unsent_ends_without_a_reader(fork, when):
+    queue = fork.Queue()
+    child = fork.Process(target=children.put_numbers_and_give_up, args=(queue, 300, when), daemon=True)
+    child.start()
+    assert ended(child) and child.exitcode == 0
+    assert [queue.get(timeout=10) for _ in range(256)] == list(range(256)) and queue.empty()
+
+
 def test_a_bounded_queue_keeps_its_bound(ctx):
     queue = ctx.Queue(3)
     for number in range(3):
