@@ -387,6 +387,9 @@ def test_empty_refuses_what_it_cannot_make(broker):
         mp.empty(3, object)
     with pytest.raises(ValueError, match="negative"):
         mp.empty(-1)
+    for shape in (1.5, "12", None, (2, 1.5)):
+        with pytest.raises(TypeError, match="shape is an int or a tuple of ints, not"):
+            mp.empty(shape)
     with pytest.raises(shmbroker.OutOfShared) as caught:
         mp.empty(1 << 44, "u1")
     assert isinstance(caught.value, MemoryError)
