@@ -26,8 +26,8 @@ Instance instance(std::string variant, std::string name, Model model, bool liven
 }
 
 // Each in its own file.
-void add_lines(std::vector<Instance>& all);
-void add_claims(std::vector<Instance>& all);
+void add_spsc_lanes(std::vector<Instance>& all);
+void add_mpmc_lanes(std::vector<Instance>& all);
 void add_broadcasts(std::vector<Instance>& all);
 void add_wakes(std::vector<Instance>& all);
 

@@ -90,8 +90,8 @@ int main(int argc, char** argv) {
     return 0;
   }
   std::vector<Instance> all;
-  add_lines(all);
-  add_claims(all);
+  add_spsc_lanes(all);
+  add_mpmc_lanes(all);
   add_broadcasts(all);
   add_wakes(all);
   StepSet taken;

@@ -632,7 +632,7 @@ void add(std::vector<Instance>& all, std::string variant, std::string name, Shap
 
 }  // namespace
 
-void add_claims(std::vector<Instance>& all) {
+void add_mpmc_lanes(std::vector<Instance>& all) {
   add<1, 2, 1, 1, 1>(all, "", "mpmc lane: 2 consumers, 2 messages, 1 cell, 1 slot, 1 kill", {.kills = 1, .messages = 2},
                      true);
   add<1, 2, 2, 1, 2>(all, "", "mpmc lane: 2 consumers, 2 messages, 2 cells, claims given back, 1 kill",

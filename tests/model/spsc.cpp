@@ -661,7 +661,7 @@ void add(std::vector<Instance>& all, std::string variant, std::string name, Shap
 
 }  // namespace
 
-void add_lines(std::vector<Instance>& all) {
+void add_spsc_lanes(std::vector<Instance>& all) {
   const std::vector<std::pair<int, int>> there{{0, 1}}, there_and_back{{0, 1}, {1, 0}}, forward{{0, 1}, {1, 2}, {0, 2}};
   add<2, 2, 1, 1>(all, "", "pool alone: 2 indices x 2 lives, 2 slots, 2 kills",
                   {.lives = 2, .kills = 2, .fresh = 3, .producers = 3}, true);
