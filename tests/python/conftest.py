@@ -92,7 +92,7 @@ def session(broker):
 def python(broker):
     """Runs a program in a Python of its own, and gives what it printed. Its exit status is 0, or `status`."""
 
-    def run(code, *arguments, status=0, timeout=60, **environment):
+    def run(code, *arguments, status=0, timeout=180, **environment):
         done = subprocess.run([sys.executable, "-X", "faulthandler", "-W", "error", "-c", code, *arguments],
                               env={**os.environ, **environment}, capture_output=True, text=True, timeout=timeout)
         assert done.returncode == status, f"exit status {done.returncode}: {done.stdout}{done.stderr}"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the test_torch_rpc*.py: workers that are started one by one, as users start them."""
+import atexit
 import os
 import socket
 import subprocess
@@ -24,10 +25,22 @@ def free_port():
         return probe.getsockname()[1]
 
 
+_started = []
+
+
+@atexit.register
+def _end_all():
+    """A test that fails leaves workers that wait for each other."""
+    for process in _started:
+        if process.poll() is None:
+            process.kill()
+
+
 def start(arguments, port, **more):
     variables = dict(os.environ, MASTER_ADDR="localhost", MASTER_PORT=str(port), PYTHONPATH=os.pathsep.join(
         [HERE, os.environ.get("PYTHONPATH", "")]), **more)
-    return subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    _started.append(subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    return _started[-1]
 
 
 def start_worker(name, rank, size, port):
@@ -35,7 +48,7 @@ def start_worker(name, rank, size, port):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 0, (out, err)
     return out
 
