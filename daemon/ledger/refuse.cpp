@@ -264,14 +264,13 @@ Error refuse_create_rate(Groups& groups, const Session& session, const Shortage&
   return refused;
 }
 
-// What makes the broker's table larger. Its size is fixed when the broker starts.
+// Tells how to make the broker's table larger. Its size is fixed when the broker starts.
 static std::string larger_table(const Host& host) {
   const std::string pid = "pid " + std::to_string(host.facts.pid);
   const std::string& file = host.config.file;
   if (host.private_mode() && host.config.descriptors == 0)
     return "close regions that are not in use; or raise the hard limit of open files (ulimit -Hn) in the shell that "
-           "starts the "
-           "broker, and end " +
+           "starts the broker, and end " +
            pid + " with all that it holds: the next program starts another";
   return "raise descriptors" + (file.empty() ? "" : " in " + file) +
          " (and the hard RLIMIT_NOFILE of the broker), then restart " + pid;
