@@ -55,7 +55,7 @@ class Emit {
 constexpr bool from_outside(Step step) { return step == Step::kill || step == Step::stop; }
 
 struct Limits {
-  std::uint64_t states = 150'000'000;
+  std::uint64_t states = 400'000'000;
   bool liveness = false;  // keeps the edges: 4 bytes each
 };
 
