@@ -238,6 +238,30 @@ print(plain.share_memory_().is_shared(), plain.sum().item(), held.is_shared(), s
     assert told == ["True\n", "1048576.0 2097152.0 False\n", "True 2097152.0 True True\n"]
 
 
+def test_a_child_by_fork_needs_no_queue_of_a_broker_that_has_gone(private):
+    """Memory of a new large tensor is looked for among what the process has sent: a child has sent nothing yet."""
+    done = program("""
+import os, signal, torch, shmbroker, shmbroker.torch
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    shmbroker.torch.install()
+    ctx = mp.get_context("fork")
+    old = ctx.Queue()
+    old.put(torch.ones(1 << 20))
+    old.get()
+    os.kill(shmbroker.status().pid, signal.SIGKILL)
+    with ctx.Pool(1) as pool:
+        print(pool.map(torch.square, [torch.full((1 << 20,), 2.0)])[0].sum().item())
+    loader = DataLoader(torch.ones(2, 1 << 20), num_workers=1, multiprocessing_context=ctx)
+    print(sum(batch.sum().item() for batch in loader))
+    mine = torch.ones(1 << 20).share_memory_()
+    old.put(1)
+    print(mine.sum().item(), old.get())
+""")
+    assert done.stdout.split() == ["4194304.0", "2097152.0", "1048576.0", "1"], (done.stdout, done.stderr)
+
+
 def test_after_the_death_of_a_broker_old_objects_say_so_and_new_ones_work(private):
     done = program("""
 import os, signal, torch, shmbroker, shmbroker.torch

@@ -5,6 +5,7 @@ A message that was made holds all that it sends. So a put fails in its caller, b
 """
 from __future__ import annotations
 
+import os
 import time
 import weakref
 
@@ -98,13 +99,17 @@ def _region(channel: Channel, size: int) -> _core.Region:
         raise place.whole(error) from None
 
 
-_carriers: weakref.WeakSet[Any] = weakref.WeakSet()  # channels that have sent attached regions
+_carriers: weakref.WeakSet[Any] = weakref.WeakSet()  # channels by which this process has sent attached regions
+os.register_at_fork(after_in_child=_carriers.clear)  # the parent has sent them, perhaps at a broker that has gone
 
 
 def let_go() -> None:
     """Gives back regions that were attached to messages which have been taken: they may be had again at once."""
     for channel in list(_carriers):
-        channel.let_go()
+        try:
+            channel.let_go()
+        except errors.SessionLost:
+            _carriers.discard(channel)  # its regions have gone with its broker
 
 
 def _part(room: _core.Slot | _core.Region) -> Any:
