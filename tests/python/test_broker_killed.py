@@ -194,6 +194,34 @@ old.close()
 """)
 
 
+def test_a_look_whether_the_broker_is_there_leaves_the_events_of_a_users_watch(private, python):
+    python(QUEUES + """
+session = mp.find(mp.empty(10)).session
+session.watch(name="mine")
+waiting = mp.Queue()
+region = session.create(10, name="mine")
+for _ in range(3):
+    try: waiting.get_nowait()
+    except queue.Empty: waiting._channel._next_check = 0.0
+assert session.next_event(timeout=5).kind == "name_appeared"
+kill()
+until_lost(waiting.get_nowait)
+""")
+
+
+def test_a_wait_for_a_queue_works_in_a_process_with_many_descriptors(private, python):
+    python(QUEUES + """
+import resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2048), hard))
+kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+many = mp.Queue()
+assert not many._reader.poll(0.01)
+many.put(1)
+assert many._reader.poll(30) and many.get() == 1
+""")
+
+
 def test_a_full_queue_tells_a_producer_that_does_not_wait(private, python):
     python(QUEUES + """
 full = mp.Queue(1)

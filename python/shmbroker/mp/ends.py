@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .channel import Channel
 
 
+_DAY = 86400.0  # seconds; poll(2) takes 24 of them
+
+
 class Bell:
     """A descriptor that is readable while `set`, or when the queue's own descriptor is."""
 
@@ -131,10 +134,10 @@ class Reader:
             self._channel.check()
             return False
         end = None if timeout is None else time.monotonic() + timeout
-        self.fileno()
+        look = select.poll()
+        look.register(self.fileno(), select.POLLIN)
         while True:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            select.select([self._bell], [], [], left)
+            look.poll(None if end is None else min(max(0.0, end - time.monotonic()), _DAY) * 1000)
             if self._look():
                 return True
             if end is not None and time.monotonic() >= end:

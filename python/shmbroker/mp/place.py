@@ -11,12 +11,14 @@ in a new session and group of the next broker, which is started if there is none
 from __future__ import annotations
 
 import os
+import select
 import threading
 
 from .. import _core, errors
 
 SMALL = 4096  # bytes; smaller buffers stay in the pickle
 SLOT = 1 << 20  # bytes; a larger buffer goes as a region
+_LOOK = 0.1  # seconds for an answer of a broker that may be stopped
 
 Address = tuple  # (socket, group variable): what a child needs to be in the same group at the same broker
 
@@ -156,13 +158,16 @@ def new_region(size: int, *, many_writers: bool = True) -> _core.Region:
 
 
 def heed(session: _core.Session) -> None:
-    """Raises SessionLost where the broker has gone, without asking it anything."""
-    try:
-        session.next_event(timeout=0)  # nobody here watches anything: the one event is the broker's end
-    except errors.Timeout:
+    """Raises SessionLost where the broker has gone. It is asked only if it has told of something, perhaps of its end. An
+    event that somebody watches for stays for them."""
+    look = select.poll()
+    look.register(session, select.POLLIN)
+    if not look.poll(0):
         return
-    if session.info().lost:
-        session.ping()
+    try:
+        session.ping(timeout=_LOOK)
+    except errors.Timeout:
+        pass  # it is stopped, and has not gone
 
 
 def whole(error: errors.Error) -> errors.Error:
