@@ -390,6 +390,12 @@ class Scanner {
         const std::size_t slash = path.rfind('/');
         it.name = path.substr(slash == std::string::npos ? 0 : slash + 1);
         it.place = slash == std::string::npos || slash == 0 ? "/" : path.substr(0, slash);
+        // The path is that of its holder. A tmpfs that this process does not have is reached by the holder's root.
+        if (const auto at = mount_of_.find(it.key.space); at != mount_of_.end()) {
+          const Mount& mount = out_.mounts[at->second].mount;
+          const bool own = mount.mount_ns == own_mount_ns_ && !mount.reach.empty();
+          if (!own) it.place.insert(0, proc_.path(out_.processes[index].pid, "root"));
+        }
         return;
       }
       default:

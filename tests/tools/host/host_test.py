@@ -502,6 +502,23 @@ def a_file_without_a_name_still_counts_on_its_file_system():
 
 
 @case
+def a_file_without_a_name_on_another_dev_shm_is_named_by_a_way_that_leads_there():
+    """Its holder calls it /dev/shm/x, as it would a file of this /dev/shm."""
+    script = ("import os, signal; file = os.open('/dev/shm/x', os.O_RDWR | os.O_CREAT); os.unlink('/dev/shm/x'); "
+              "os.write(file, b'x'); print('ready', flush=True); signal.pause()")
+    other = subprocess.Popen(["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh",
+                              sys.executable, "-c", script], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"ready\n"
+        assert tool_json("list", "--all", *HERE)[1]["objects"] == []
+        found = [it for it in tool_json("list", "--all")[1]["objects"] if it["where"] == f"/proc/{other.pid}/root/dev/shm"]
+        assert [(it["name"], it["kind"], it["verdict"]) for it in found] == [("x", "deleted", "held")], found
+    finally:
+        other.kill()
+        other.wait()
+
+
+@case
 def a_segment_of_another_ipc_namespace_has_an_id_of_its_own():
     script = ("import ctypes, os, signal; print(ctypes.CDLL(None).shmget(0, 8192, 0o1600), flush=True); signal.pause()")
     other = subprocess.Popen(["unshare", "--ipc", sys.executable, "-c", script], stdout=subprocess.PIPE)
