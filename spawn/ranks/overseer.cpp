@@ -70,15 +70,16 @@ class Overseer {
                                                                    static_cast<std::uint16_t>(status));
                }) {}
 
-  void run(pid_t job_group) {
+  void run() {
     auto guard_pidfd = sys::pidfd_open(guard_);
     if (::getppid() != guard_) return;  // killed before this look; nothing has been started
     if (guard_pidfd) guard_pidfd_ = std::move(*guard_pidfd);
     if (auto entered = reporter_.enter_supervisor(); !entered) {
       cannot_start(kExitFailed, entered.error());
-    } else if (auto started = start(job_group); !started) {
+    } else if (auto started = start(); !started) {
       cannot_start(kExitFailed, started.error());
     }
+    leave_the_job();
     while (alive()) {
       look_at_what_is_left();
       wait_and_act();
@@ -95,7 +96,7 @@ class Overseer {
  private:
   // ------------------------------------------------------------------------------------------------ starting
 
-  Result<void> start(pid_t job_group) {
+  Result<void> start() {
     auto order = sys::epoll();
     if (!order) return system_failure(order.error(), "epoll for the ranks");
     order_ = std::move(*order);
@@ -104,7 +105,6 @@ class Overseer {
     failures_ = Fd::adopt(ends[0]);
     Fd write_end = Fd::adopt(ends[1]);
     RankSetting setting;
-    setting.job_group = job_group;
     setting.mask = signals_.former_mask();
     // The thread that spawned may have blocked any signal (helper threads often block all). A rank starts with none
     // blocked.
@@ -150,6 +150,12 @@ class Overseer {
     if (plan_.channels && plan_.method != Method::command) start_deadline_ = from_now(plan_.start_timeout);
     return {};
   }
+
+  // A session of its own: `kill -9 %1` in a shell hits guard and ranks, and leaves the supervisor to end the rest. It
+  // comes after the ranks' births, so they stay in the caller's session and process group. A group of its own within
+  // that session would not do. The kernel then takes the supervisor for the shell of the ranks' group. At the last
+  // rank's end it sends SIGHUP to the whole group, with the caller, if any member is stopped (setpgid(2)).
+  void leave_the_job() { (void)::setsid(); }
 
   // Each rank costs descriptors here. Returns the limit that the ranks get back.
   Result<sys::FdLimit> make_room() {
@@ -807,8 +813,8 @@ class Overseer {
 }  // namespace
 
 void oversee(const Plan& plan, Reporter& reporter, Signals& signals, int guard_socket, pid_t guard, Parent parent,
-             pid_t job_group, JobCgroup& cgroup) {
-  Overseer(plan, reporter, signals, guard_socket, guard, parent, cgroup).run(job_group);
+             JobCgroup& cgroup) {
+  Overseer(plan, reporter, signals, guard_socket, guard, parent, cgroup).run();
 }
 
 }  // namespace shmb::spawn

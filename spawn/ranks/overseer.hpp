@@ -34,6 +34,6 @@ namespace shmb::spawn {
 
 // Returns when the tree is gone and guard and parent have been notified.
 void oversee(const Plan& plan, Reporter& reporter, Signals& signals, int guard_socket, pid_t guard, Parent parent,
-             pid_t job_group, JobCgroup& cgroup);
+             JobCgroup& cgroup);
 
 }  // namespace shmb::spawn

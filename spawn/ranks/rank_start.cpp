@@ -86,7 +86,6 @@ std::string hand_over(const Plan& plan, std::vector<RankEnds>& all, const RankSe
   // If both of the pair are killed at once, this ends at least the rank. Its children do not inherit it (prctl(2)).
   (void)sys::set_parent_death_signal(SIGKILL);
   if (::getppid() != supervisor) ::_exit(kExitFailed);
-  (void)::setpgid(0, setting.job_group);
   if (!plan.directory.empty() && ::chdir(plan.directory.c_str()) != 0) give_up(setting, local, StartFailure::directory);
   const bool zygote = setting.role == Role::zygote;
   if (!set_output(plan, local, zygote ? setting.zygote_gives->front() : ends))

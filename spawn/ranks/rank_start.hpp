@@ -49,7 +49,6 @@ struct RankEnds {
 };
 // The parts of the supervisor's state that a rank gets.
 struct RankSetting {
-  pid_t job_group = 0;
   sigset_t mask{};
   int failures = -1;  // write end of the pipe
   Role role = Role::rank;

@@ -28,16 +28,8 @@ constexpr std::size_t kBriefFailures = 2;
 
 [[noreturn]] void become_supervisor(const Plan& plan, Reporter& reporter, Signals& signals, int socket, pid_t guard,
                                     Parent parent, JobCgroup& cgroup) noexcept {
-  // A process group of its own: `kill -9 %1` in a shell hits guard and ranks, and leaves the supervisor to end the
-  // rest. In the background it may still write to the terminal, because SIGTTOU is blocked (termios(3)).
-  const pid_t job_group = ::getpgrp();
-  (void)::setpgid(0, 0);
   (void)::prctl(PR_SET_NAME, "shmb-supervisor");
-  sigset_t terminal_output;
-  ::sigemptyset(&terminal_output);
-  ::sigaddset(&terminal_output, SIGTTOU);
-  ::sigprocmask(SIG_BLOCK, &terminal_output, nullptr);
-  if (sys::set_subreaper(true)) oversee(plan, reporter, signals, socket, guard, parent, job_group, cgroup);
+  if (sys::set_subreaper(true)) oversee(plan, reporter, signals, socket, guard, parent, cgroup);
   ::_exit(0);
 }
 

@@ -8,7 +8,7 @@
 // signal.
 //
 // Job control: guard and ranks share the caller's process group, so the terminal's signals reach the ranks from the
-// kernel and stop or continue both. The supervisor has a group of its own and survives `kill -9 %1`.
+// kernel and stop or continue both. The supervisor has a session of its own and survives `kill -9 %1`.
 #pragma once
 
 #include <sys/types.h>

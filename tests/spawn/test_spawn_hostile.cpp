@@ -243,12 +243,30 @@ TEST_CASE("a guard that does nothing, or is stopped, is not waited for") {
   CHECK(try_start_processes("nothing", options).error().status() == Status::deadline);
   for (const StartMethod method : kMethods) {
     CAPTURE(name_of(method));
-    // A process group that nobody looks after gets SIGHUP where one of it is stopped (setpgid(2)): not ours, please.
     auto parent = child_of([&] {
-      ::setpgid(0, 0);
+      ::setsid();  // as in the next case
       auto context = spawn("raise_error", ranks_of(method, 1, false), 9, 0, 200);
       const pid_t guard = only_child(::getpid());
       return guard > 0 && ::kill(guard, SIGSTOP) == 0 && context.join();
+    });
+    CHECK(parent.wait() == 0);
+  }
+}
+
+// A process group is newly orphaned when the last of its members ends whose parent is in another group of the session
+// (setpgid(2)). If a member is stopped then, the kernel sends SIGHUP to all of them. The group of a service's program
+// has no shell, and no rank may become its last such member.
+TEST_CASE("a process beside the ranks is stopped: their end brings no SIGHUP to the program of a service") {
+  for (const StartMethod method : kMethods) {
+    CAPTURE(name_of(method));
+    auto parent = child_of([&] {
+      ::setsid();
+      const pid_t beside = ::fork();
+      if (beside == 0)
+        for (;;) ::pause();
+      harness::stop(beside);
+      const auto context = spawn("nothing", ranks_of(method, 2));
+      return ::kill(beside, SIGKILL) == 0 && ::waitpid(beside, nullptr, 0) == beside;
     });
     CHECK(parent.wait() == 0);
   }

@@ -54,16 +54,17 @@ int parent(const SpawnOptions& options, const std::string& socket, Witness& witn
   return told;
 }
 
-// Of who there is at this moment; nobody below the parent yet: the parent. Daemons are in sessions of their own: the
-// death of one ends nothing.
+// One of the processes that are there at this moment; while none is below the parent: the parent. Daemons are in
+// sessions of their own: the death of one ends nothing. So is the supervisor, the one child of the guard.
 pid_t victim(pid_t parent, std::uint32_t which) {
   std::vector<pid_t> all{parent};
   if (const pid_t guard = only_child(parent); guard > 0) {
     all.push_back(guard);
     auto below = shmb::spawn::descendants(guard, {});
+    const pid_t supervisor = only_child(guard);
     if (below)
       for (const auto& one : *below)
-        if (::getsid(one.pid) == ::getsid(0)) all.push_back(one.pid);
+        if (one.pid == supervisor || ::getsid(one.pid) == ::getsid(0)) all.push_back(one.pid);
   }
   return all[which % all.size()];
 }
