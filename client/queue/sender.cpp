@@ -442,9 +442,11 @@ Result<void> Sender::drain(std::int64_t wait) {
     SHMB_TRY(woken, state_.pool->sleep(
                         masks, [&] { return looked != state_.pool->change() || !out_.it || out_.it->in_flight() == 0; },
                         until.until()));
-    if (!woken)
-      return error(Status::deadline,
-                   std::to_string(out_.it->in_flight()) + " messages were not taken before the deadline");
+    if (!woken) {
+      const auto left = out_.it->in_flight();
+      return error(Status::deadline, std::to_string(left) + (left == 1 ? " message was" : " messages were") +
+                                         " not taken before the deadline");
+    }
   }
 }
 

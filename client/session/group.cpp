@@ -99,8 +99,13 @@ Result<void> Session::wait_group(std::uint64_t group, Deadline answer, Deadline 
     OwnWatch watch(*this);
     SHMB_TRY_VOID(watch.begin(spec, answer));
     if ((watch.state() & SHMBW_WATCH_EVENT_ENDED) != 0) return {};
-    SHMB_TRY(event, watch.await(wait));
-    if (event.kind == Event::Kind::group_ended) return {};
+    auto event = watch.await(wait);
+    if (!event && event.error().status == Status::deadline)
+      return error(Status::deadline,
+                   "the group did not end before the deadline: it still has members, which "
+                   "`shmbroker list --groups` and `list --processes` show");
+    if (!event) return std::unexpected(std::move(event.error()));
+    if (event->kind == Event::Kind::group_ended) return {};
     answer = Deadline::after(0);  // a gap: ask again, the end may have been among what was lost
   }
 }

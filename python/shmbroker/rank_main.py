@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable, Mapping
 
 from . import _core, travel
-from .errors import Invalid
+from .errors import Error, Invalid
 
 starting = False  # this process is a rank that still imports what it needs
 _PROGRAM = "import sys; sys.path[:0] = {paths!r}; from shmbroker.rank_main import main; main({descriptor})"
@@ -87,6 +87,8 @@ def _pack_call(fn: Callable[..., Any], args: tuple[Any, ...], lend: travel.Lend,
                             "Define it at the top level of a module, or use start_method='fork'") from error
     try:
         return call, travel.pack(args, lend, modules)
+    except Error:
+        raise  # of the broker, with advice of its own
     except Exception as error:
         raise travel.refuse("an argument of the ranks", error,
                             "Pass what can be pickled, or use start_method='fork'") from error
@@ -259,6 +261,8 @@ def _finish(value: Any) -> None:
         return Ticket(_core.rank_lend(region, rights, 1, 5_000_000_000))
     try:
         data = travel.pack(value, lend)
+    except Error:
+        raise
     except Exception as error:
         raise travel.refuse("the result of the function", error, "Return what can be pickled") from error
     _core.rank_finish(pickle.dumps((bool(lent), data), 5))

@@ -96,8 +96,9 @@ def test_a_group_is_joined_left_and_ended(session):
     watch = other.watch(group=group.id)
     assert watch.state == 0
     region.close()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError) as still:
         other.wait_group(group.id, timeout=0.01)
+    assert "the group did not end before the deadline: it still has members" in str(still.value)
     endings = []
     ender = threading.Timer(0.05, lambda: endings.append(session.end_group(group)))
     ender.start()

@@ -24,6 +24,14 @@ def queue(pool):
         yield it
 
 
+def test_a_drain_at_its_deadline_counts_what_was_not_taken(session):
+    queue = session.queue("counted", kind="mpmc")
+    for said in "1 message was not", "2 messages were not":
+        queue.send(b"x")
+        with pytest.raises(TimeoutError, match=f"^{said} taken before the deadline"):
+            queue.drain(0.01)
+
+
 def test_bytes_of_any_length_arrive(queue):
     for length in (0, 1, 56, 57, 4096, 65536, 1 << 20):
         queue.send(bytes([length % 251]) * length)

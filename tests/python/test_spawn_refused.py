@@ -107,6 +107,15 @@ def test_what_cannot_be_pickled_is_named(method):
         spawn(functions.give_back, (shmbroker.connect(),), start_method=method)
 
 
+@pytest.mark.parametrize("method", BY_PROGRAM)
+def test_an_argument_that_the_broker_refuses_is_the_brokers_error(method):
+    class Refused:
+        def __reduce__(self):
+            raise shmbroker.SessionLost("send a clone")
+    with pytest.raises(shmbroker.SessionLost, match="^send a clone$"):
+        spawn(functions.give_back, (Refused(),), start_method=method)
+
+
 def test_a_lambda_and_a_local_object_reach_forked_ranks():
     lock = __import__("threading").Lock()
     context = spawn(lambda rank, held: held.locked(), (lock,), 2, join=False, start_method="fork")
