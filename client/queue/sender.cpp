@@ -224,7 +224,9 @@ Result<void> Sender::check_part(OutPart& part) {
     case PartKind::region: {
       if (part.region == nullptr) return error(Status::invalid, "a part of kind region has no region");
       if (&part.region->session() != state_.pool->session().get())
-        return error(Status::invalid, "a region of another session: only those of the queue's own session can be sent");
+        return error(
+            Status::invalid,
+            "a region of another session: attach it in the queue's own session first, by its id, and send that");
       const std::uint64_t length = part.region->length();
       if (part.length == 0 && part.offset <= length) part.length = length - part.offset;
       if (part.offset > length || part.length > length - part.offset)

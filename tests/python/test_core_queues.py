@@ -32,6 +32,16 @@ def test_a_drain_at_its_deadline_counts_what_was_not_taken(session):
             queue.drain(0.01)
 
 
+def test_a_region_of_another_session_is_sent_once_it_is_attached_here(session):
+    other = shmbroker.connect(group="")
+    region = other.create(4096, many_writers=True)
+    queue = session.queue("regions", kind="mpmc")
+    with pytest.raises(shmbroker.Invalid, match="attach it in the queue's own session first, by its id, and send that"):
+        queue.send(region)
+    queue.send(session.attach(region.id))
+    assert queue.receive().parts[0].region == region.id
+
+
 def test_bytes_of_any_length_arrive(queue):
     for length in (0, 1, 56, 57, 4096, 65536, 1 << 20):
         queue.send(bytes([length % 251]) * length)
