@@ -35,6 +35,9 @@ constexpr std::int64_t kSendAgain = 10'000'000;  // a rescue: the leader tells o
 constexpr std::int64_t kGraceAfterSignal = 100'000'000;
 constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks for them; then the oldest go
 
+// How long a call looks for its answer before it sleeps. A broker that was asleep answers in 15 to 30 us.
+constexpr std::int64_t kLook = 40'000;
+
 // Of packets that the broker has not read for longer than their callers waited.
 constexpr std::size_t kMaxUnsent = 4096;
 
@@ -196,7 +199,7 @@ void Channel::wake_all() {
 }
 
 template <class Done>
-bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcept {
+bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done, bool soon) noexcept {
   add(me);
   bool reached = done();
   if (!lost_) (void)send_unsent();
@@ -206,7 +209,7 @@ bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcep
       me.wake.wait(lock, deadline);
     } else {
       const bool last = deadline.passed();  // looked at before: a caller that cannot wait still reads what is there
-      read_once(lock, deadline, false);
+      soon = read_once(lock, deadline, false, soon && !last) == Read::at_once && soon;
       if (last && !done()) break;
     }
     reached = done();
@@ -216,23 +219,44 @@ bool Channel::wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcep
   return reached;
 }
 
-bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
+// A running broker answers before this thread would be asleep and awake again, so a caller looks for a while first. As
+// between a request and the sleep before, a signal is not seen here.
+wire::Incoming Channel::look(int socket, Deadline deadline) {
+  wire::Incoming incoming;
+  const Deadline until = earlier(deadline, Deadline::after(kLook));
+  do incoming = wire::receive_packet(socket, inbox_, wire::Direction::from_broker, false);
+  while (incoming.kind == wire::Incoming::Kind::would_block && !until.passed());
+  if (incoming.kind == wire::Incoming::Kind::would_block) habit_.found_nothing();
+  else habit_.found();
+  return incoming;
+}
+
+Channel::Read Channel::read_once(Lock& lock, Deadline deadline, bool or_writable, bool soon) {
   reading_ = true;
   // The set tells of room also when another thread leaves packets behind while this one waits.
   std::array watched{pollfd{socket_.get(), static_cast<short>(or_writable ? POLLIN | POLLOUT : POLLIN), 0},
                      pollfd{watch_.get(), POLLIN, 0}};
   lock.unlock();
-  auto ready = sys::poll_all(watched, deadline.left());
-  // poll(2) takes no more descriptors than a process may open: a program may have lowered that to one.
-  if (!ready && ready.error().value == EINVAL) ready = sys::poll_all(std::span(watched).first(1), deadline.left());
+  Sys<int> ready = 0;
   wire::Incoming incoming;
-  bool out_of_memory = false;
+  bool slept = false, out_of_memory = false;
   try {
-    if (ready && (watched[0].revents & ~(POLLOUT | POLLNVAL)) != 0) {
-      incoming = wire::receive_packet(watched[0].fd, inbox_, wire::Direction::from_broker, false);
-      // The kernel has no memory for what is there, and the socket stays readable: only time helps.
-      if (incoming.kind == wire::Incoming::Kind::would_block)
-        sys::rest(earlier(deadline, Deadline::after(kShortPause)).left());
+    const bool looks = soon && !habit_.spared();
+    if (looks) incoming = look(watched[0].fd, deadline);
+    else if (soon) habit_.sleep_at_once();
+    if (incoming.kind == wire::Incoming::Kind::would_block) {
+      slept = true;
+      const std::int64_t since = soon ? sys::now_monotonic() : 0;
+      ready = sys::poll_all(watched, deadline.left());
+      // poll(2) takes no more descriptors than a process may open: a program may have lowered that to one.
+      if (!ready && ready.error().value == EINVAL) ready = sys::poll_all(std::span(watched).first(1), deadline.left());
+      if (ready && (watched[0].revents & ~(POLLOUT | POLLNVAL)) != 0) {
+        if (soon) habit_.slept(looks, sys::now_monotonic() - since < kLook);
+        incoming = wire::receive_packet(watched[0].fd, inbox_, wire::Direction::from_broker, false);
+        // The kernel has no memory for what is there, and the socket stays readable: only time helps.
+        if (incoming.kind == wire::Incoming::Kind::would_block)
+          sys::rest(earlier(deadline, Deadline::after(kShortPause)).left());
+      }
     }
   } catch (const std::bad_alloc&) {
     out_of_memory = true;
@@ -254,7 +278,7 @@ bool Channel::read_once(Lock& lock, Deadline deadline, bool or_writable) {
   if (std::exchange(sender_waits_, false)) wake_all();  // those that find no room after all say so again
   if (!came && !lost_) rest_for_memory(lock);
   else if (!lost_) (void)send_unsent();
-  return came;
+  return !came ? Read::nothing : slept ? Read::later : Read::at_once;
 }
 
 // There is room in the socket, so the set is ready, and the kernel has no memory to send with: only time helps.
@@ -367,7 +391,7 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
     return std::unexpected(sent.error());
   }
   const auto answered = [&] { return mine.done || lost_; };
-  if (!wait(lock, deadline, mine.waiter, answered) && interrupt::cuts()) {
+  if (!wait(lock, deadline, mine.waiter, answered, true) && interrupt::cuts()) {
     const interrupt::Shield shield;
     wait(lock, earlier(deadline, Deadline::after(kGraceAfterSignal)), mine.waiter, answered);
   }
@@ -792,7 +816,7 @@ bool Channel::pump() {
   if (reading_ && !lost_) rest_for_memory(lock);
   // Events may wait before the end of the connection; a broker that sends without end must not keep us.
   for (std::size_t i = 0; i < kMaxQueuedEvents && !lost_ && !reading_; ++i)
-    if (!read_once(lock, Deadline::now(), false)) break;
+    if (read_once(lock, Deadline::now(), false) == Read::nothing) break;
   pass_the_lead();
   return !lost_;
 }

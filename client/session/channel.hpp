@@ -3,7 +3,8 @@
 //
 // Leader: of the threads that wait, one reads the socket. Each reply carries the tag of its request, so the leader
 // finds the thread that waits for it. A leader that has its own reply wakes another waiter, which leads next. `mutex_`
-// guards all members and is not held while the leader waits in poll(2).
+// guards all members and is not held while the leader waits in poll(2). A leader that waits for a reply first looks at
+// the socket for a while (SpinHabit), because a sleep would take longer than most answers.
 //
 // A call is in one of these states:
 // - pending: its tag is in `pending_`, and its thread waits.
@@ -41,6 +42,7 @@
 #include "client/session/deadline.hpp"
 #include "client/session/group_places.hpp"
 #include "client/session/pool_places.hpp"
+#include "client/session/spin_habit.hpp"
 #include "proto/codec.hpp"
 #include "proto/packet.hpp"
 #include "proto/refusal.hpp"
@@ -215,13 +217,16 @@ class Channel {
     std::shared_ptr<Later> later = nullptr;
   };
 
+  // `soon`: a thread that leads looks for a while before it sleeps.
   template <class Done>
-  bool wait(Lock& lock, Deadline deadline, Waiter& me, Done done) noexcept;
+  bool wait(Lock& lock, Deadline deadline, Waiter& me, Done done, bool soon = false) noexcept;
   void add(Waiter& waiter);
   void remove(Waiter& waiter);
   void pass_the_lead();
   void wake_all();
-  bool read_once(Lock& lock, Deadline deadline, bool or_writable);  // false: nothing came
+  enum class Read { nothing, at_once, later };  // later: after a sleep
+  Read read_once(Lock& lock, Deadline deadline, bool or_writable, bool soon = false);
+  wire::Incoming look(int socket, Deadline deadline);
   void send_later(std::span<const std::byte> packet);
   Sys<void> send_unsent();
   void rest_for_memory(Lock& lock);
@@ -253,6 +258,7 @@ class Channel {
   Fd watch_;  // a set of the socket alone: in it room is asked for, and all sets that watch it are ready then
   std::vector<std::byte> inbox_;
   bool reading_ = false;  // somebody is the leader
+  SpinHabit habit_;       // the leader's
   Waiter *first_waiter_ = nullptr, *last_waiter_ = nullptr;
   std::uint64_t last_tag_ = 0;
   std::unordered_map<std::uint64_t, Pending> pending_;

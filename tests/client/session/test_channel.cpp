@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/fault.hpp"
 #include "base/sys_socket.hpp"
 #include "tests/client/session/channel_peer.hpp"
 #include "tests/harness/proc.hpp"
@@ -355,4 +356,22 @@ TEST_CASE("a group is left when the broker says so, whether or not a thread stil
     CHECK(peer.channel.groups.member == 0);
     CHECK(peer.channel.groups.supervised == 6);
   }
+}
+
+TEST_CASE("a call whose answer is there already takes it without a sleep") {
+  Peer peer;
+  peer.answer_status(1, 5);  // the first tag
+  fault::clear();
+  CHECK(ask(peer.channel).has_value());
+  CHECK(fault::count(fault::Call::poll) == 0);
+}
+
+TEST_CASE("after a call that looked in vain, the next call sleeps at once") {
+  Peer peer;
+  fault::clear();
+  CHECK(status_of(ask(peer.channel, 200'000'000)) == Status::deadline);
+  CHECK(fault::count(fault::Call::receive) > 0);
+  fault::clear();
+  CHECK(status_of(ask(peer.channel, 200'000'000)) == Status::deadline);
+  CHECK(fault::count(fault::Call::receive) == 0);
 }
