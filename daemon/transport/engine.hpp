@@ -24,7 +24,7 @@ namespace shmb::daemon {
 inline constexpr std::int64_t kMemoryPause = 10'000'000;
 // Time (ns) of service between two looks at what is ready. A descriptor that is served in its turn may wait so long for
 // the next look.
-inline constexpr std::int64_t kSlice = 50'000;
+inline constexpr std::int64_t kSlice = 100'000;
 
 // Level-triggered readability of one descriptor: a listener, a pidfd, an eventfd, a signalfd.
 class Waiter {
