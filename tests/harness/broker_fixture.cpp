@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <string_view>
 
 #include "tests/harness/leak_guard.hpp"
 #include "tests/harness/proc.hpp"
@@ -29,6 +30,14 @@ void write_file(const std::string& path, const std::string& text) { std::ofstrea
 std::string read_text(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// The first such line of a text, or nothing.
+std::string line_with(const std::string& text, std::string_view part) {
+  const std::size_t at = text.find(part);
+  if (at == text.npos) return {};
+  const std::size_t before = text.rfind('\n', at), begin = before == text.npos ? 0 : before + 1;
+  return text.substr(begin, text.find('\n', at) - begin);
 }
 
 // Between fork and exec only calls that are safe there: other threads of the test may hold any lock.
@@ -160,12 +169,15 @@ int BrokerFixture::wait_end() {
 }
 
 BrokerFixture::~BrokerFixture() {
-  if (pid_ <= 0) return;
   std::string wrong;
-  if (options_.expect_empty_books) wrong = books();
-  int status = stop();
-  if (options_.expect_exit_0 && status != 0)
-    wrong += (wrong.empty() ? "" : "; ") + std::string("the broker ended with status ") + std::to_string(status);
+  const auto add = [&](const std::string& what) { wrong += (wrong.empty() || what.empty() ? "" : "; ") + what; };
+  if (pid_ > 0) {
+    if (options_.expect_empty_books) add(books());
+    const int status = stop();
+    if (options_.expect_exit_0 && status != 0) add("the broker ended with status " + std::to_string(status));
+  }
+  // Also of a broker that was killed.
+  add(line_with(log(), "own bug"));
   if (wrong.empty()) return;
   std::fprintf(stderr, "--- log of the broker (%s):\n%s---\n", name_of(options_).c_str(), log().c_str());
   report_leak(wrong);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A real broker, as a process of its own, for one test: started by exec, ready before the constructor returns, and at
 // the end asked whether its books are empty (over the admin socket, by raw wire), stopped by SIGTERM and required to
-// exit with 0. If anything of that is not so, the case fails and the broker's log is printed.
+// exit with 0. Its log names no bug of its own. If anything of that is not so, the case fails, and the log is printed.
 #pragma once
 
 #include <sys/types.h>
