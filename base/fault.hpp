@@ -19,8 +19,8 @@ namespace shmb::fault {
 // One name per wrapped system call.
 // clang-format off
 #define SHMB_CALLS(X) \
-  X(memfd_create) X(ftruncate) X(fchmod) X(fstat) X(add_seals) X(get_seals) X(reopen) X(mmap) X(munmap) X(madvise) \
-  X(socket) X(bind) X(listen) X(connect) X(accept) X(send) X(receive) X(getsockopt) X(setsockopt) X(outq) \
+  X(memfd_create) X(ftruncate) X(fchmod) X(fstat) X(add_seals) X(get_seals) X(reopen) X(mmap) X(munmap) X(mremap) \
+  X(madvise) X(socket) X(bind) X(listen) X(connect) X(accept) X(send) X(receive) X(getsockopt) X(setsockopt) X(outq) \
   X(pidfd_open) X(peer_pidfd) X(pidfd_info) X(clone) X(wait) X(kill) X(close_range) X(dup) X(epoll) X(timerfd) \
   X(eventfd) X(io_uring_setup) X(io_uring_enter) X(open) X(read) X(write) X(getrandom) X(poll) X(prctl) X(signalfd) \
   X(rlimit) X(fallocate) X(shutdown) X(futex) X(stat) X(mkdir) X(chmod) X(chown) X(unlink) X(flock) X(access) X(pipe) \

@@ -67,6 +67,13 @@ Sys<Mapping> Mapping::anonymous(std::size_t length) {
   return mapping;
 }
 
+Sys<void> Mapping::grow(std::size_t length) {
+  SHMB_TRY(address, sys::mremap(data_, size_, length));
+  data_ = static_cast<std::byte*>(address);
+  size_ = length;
+  return {};
+}
+
 void Mapping::reset() {
   if (data_ == nullptr) return;
   const int saved = errno;

@@ -27,6 +27,9 @@ class Mapping {
   static Sys<Mapping> map(int fd, std::uint64_t offset, std::size_t length, Access access);
   static Sys<Mapping> anonymous(std::size_t length);  // private memory of this process
 
+  // To more of the same file. Its address may change; on failure nothing does.
+  Sys<void> grow(std::size_t length);
+
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   explicit operator bool() const { return data_ != nullptr; }

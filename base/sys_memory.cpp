@@ -95,6 +95,10 @@ Sys<void> munmap(void* address, std::size_t length) {
   return call_void(Call::munmap, [&] { return ::munmap(address, length); });
 }
 
+Sys<void*> mremap(void* address, std::size_t length, std::size_t new_length) {
+  return call(Call::mremap, [&] { return ::mremap(address, length, new_length, MREMAP_MAYMOVE); });
+}
+
 Sys<void> madvise(void* address, std::size_t length, int advice) {
   const bool hidden =
       (advice == MADV_COLLAPSE && fault::pretends_before(6, 1)) ||

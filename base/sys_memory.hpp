@@ -32,6 +32,7 @@ Sys<FileFacts> file_facts(int fd);
 
 Sys<void*> mmap(void* hint, std::size_t length, int protection, int flags, int fd, std::uint64_t offset);
 Sys<void> munmap(void* address, std::size_t length);
+Sys<void*> mremap(void* address, std::size_t length, std::size_t new_length);  // it may move
 Sys<void> madvise(void* address, std::size_t length, int advice);
 // mbind(2): all memory of the range comes from this NUMA node, for every process that maps the file. Pages that are
 // there already are moved. EINVAL: the host has no such node, or this process may not use it.

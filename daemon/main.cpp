@@ -92,6 +92,9 @@ Result<int> serve(const Options& options, ServiceManager& manager) {
   facts.kernel = kernel().release;
   facts.features = feature_bits(kernel(), chosen.io_uring);
   facts.exec_seal = kernel().exec_seal;
+#ifdef SHMB_TEST_SEAM
+  facts.compare_books = true;
+#endif
   facts.uid = account.uid;
   facts.pid = static_cast<std::uint32_t>(::getpid());
   facts.descriptors_limit = lowered.table;
@@ -160,6 +163,7 @@ void tell_calls() {
 
 int run(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);  // a lost log reader or client is an errno
+  ::signal(SIGXFSZ, SIG_IGN);  // so is a memory file beyond RLIMIT_FSIZE
   auto options = parse_options(argc, argv);
   if (!options) {
     // To a person, to the service manager, or to the log that the library opened for a private broker.

@@ -203,6 +203,7 @@ def requests():
     request("ticket_revoke", {"ticket": TOKEN})
     request("tickets_release", {"region": KV, "group": 2, "cursor": 13, "owner_uid": 1000, "flags": 3})
     request("shelf_empty", {"bytes": 40 << 20})
+    request("books", {})
     request("world_join", {"port": 29500, "rank": 1, "world_size": 4},
             {"address": "localhost:29500", "name": "worker1"})
     request("world_leave", {"world": 31})
@@ -267,6 +268,7 @@ def replies():
     reply("ticket_revoke", {"uses_left": 2})
     reply("tickets_release", {"next": 13, "bytes_freed": 10 * GIB, "tickets": 64, "regions": 3, "held": 2})
     reply("shelf_empty", {"bytes": 40 << 20, "pending": 64 << 20})
+    reply("books", {"bytes": 16384, "major": 1}, fds=("memfd O_RDONLY",))
     reply("world_join", {"world": 31, "group": 2, "pool": 21, "present": 4, "flags": 1, "life": 5})
     reply("world_leave", {"present": 3, "forks": 2})
     reply("world_pool", {"pool": 21})

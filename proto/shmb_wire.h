@@ -63,6 +63,7 @@ enum shmbw_op {
   SHMBW_OP_TICKET_REVOKE = 60,
   SHMBW_OP_TICKETS_RELEASE = 61,
   SHMBW_OP_SHELF_EMPTY = 64,
+  SHMBW_OP_BOOKS = 65,
 };
 
 enum shmbw_event {
@@ -1278,6 +1279,16 @@ struct shmbw_shelf_empty_reply {
   uint64_t pending; /* bytes of this user that are being freed now; a moment later they are free */
 };
 
+struct shmbw_books {
+  uint64_t reserved; /* zero */
+};
+
+struct shmbw_books_reply {
+  uint64_t bytes; /* size of the memory behind the descriptor */
+  uint32_t major; /* version of the format: another one cannot be read */
+  uint32_t minor; /* a greater one has more fields or records */
+};
+
 struct shmbw_gpu_record {
   struct shmbw_region_ref region;
   uint64_t bytes;
@@ -2224,6 +2235,12 @@ SHMBW_CHECK(offsetof(struct shmbw_shelf_empty, bytes) == 0);
 SHMBW_CHECK(sizeof(struct shmbw_shelf_empty_reply) == 16);
 SHMBW_CHECK(offsetof(struct shmbw_shelf_empty_reply, bytes) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_shelf_empty_reply, pending) == 8);
+SHMBW_CHECK(sizeof(struct shmbw_books) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_books, reserved) == 0);
+SHMBW_CHECK(sizeof(struct shmbw_books_reply) == 16);
+SHMBW_CHECK(offsetof(struct shmbw_books_reply, bytes) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_books_reply, major) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_books_reply, minor) == 12);
 SHMBW_CHECK(sizeof(struct shmbw_gpu_record) == 152);
 SHMBW_CHECK(offsetof(struct shmbw_gpu_record, region) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_gpu_record, bytes) == 16);

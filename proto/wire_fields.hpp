@@ -762,6 +762,16 @@ template <class F> constexpr void visit_fields(shmbw_shelf_empty_reply& s, F&& f
   f("bytes", s.bytes);
   f("pending", s.pending);
 }
+constexpr bool reserved_zero(const shmbw_books& s) { return s.reserved == 0; }
+template <class F> constexpr void visit_fields(shmbw_books& s, F&& f) {
+  f("reserved", s.reserved);
+}
+constexpr bool reserved_zero(const shmbw_books_reply&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_books_reply& s, F&& f) {
+  f("bytes", s.bytes);
+  f("major", s.major);
+  f("minor", s.minor);
+}
 constexpr bool reserved_zero(const shmbw_gpu_record& s) { return s.reserved == 0 && reserved_zero(s.region); }
 template <class F> constexpr void visit_fields(shmbw_gpu_record& s, F&& f) {
   f("region", s.region);
@@ -1357,6 +1367,10 @@ template <class F> constexpr void visit_texts(shmbw_shelf_empty&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_shelf_empty_reply&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_books&, F&&) {
+}
+template <class F> constexpr void visit_texts(shmbw_books_reply&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_gpu_record& s, F&& f) {
   f("group", s.group_len);
   f("name", s.name_len);
@@ -1485,6 +1499,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(60, ticket_revoke, false) \
   X(61, tickets_release, false) \
   X(64, shelf_empty, false) \
+  X(65, books, false) \
   /* end */
 #define SHMBW_REPLIES(X) \
   X(1, hello, false) \
@@ -1531,6 +1546,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(60, ticket_revoke, false) \
   X(61, tickets_release, false) \
   X(64, shelf_empty, false) \
+  X(65, books, false) \
   /* end */
 #define SHMBW_RECORDS(X) \
   X(13, gpu_record, false) \

@@ -11,8 +11,8 @@
 // clang-format off
 namespace shmb::wire {
 
-inline constexpr std::array<Traits, 65> kTraits = [] {
-  std::array<Traits, 65> table{};
+inline constexpr std::array<Traits, 66> kTraits = [] {
+  std::array<Traits, 66> table{};
   table[SHMBW_OP_HELLO] = {.name = "HELLO", .has_reply = true};
   table[SHMBW_OP_CREATE] = {.name = "CREATE", .batch = true, .has_reply = true, .fds_out = FdsOut::per_element, .undo = SHMBW_OP_RELEASE};
   table[SHMBW_OP_ATTACH] = {.name = "ATTACH", .batch = true, .has_reply = true, .fds_out = FdsOut::per_element, .undo = SHMBW_OP_RELEASE};
@@ -59,6 +59,7 @@ inline constexpr std::array<Traits, 65> kTraits = [] {
   table[SHMBW_OP_TICKET_REVOKE] = {.name = "TICKET_REVOKE", .has_reply = true};
   table[SHMBW_OP_TICKETS_RELEASE] = {.name = "TICKETS_RELEASE", .has_reply = true};
   table[SHMBW_OP_SHELF_EMPTY] = {.name = "SHELF_EMPTY", .has_reply = true};
+  table[SHMBW_OP_BOOKS] = {.name = "BOOKS", .has_reply = true, .fds_out = FdsOut::some};
   return table;
 }();
 

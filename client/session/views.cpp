@@ -229,4 +229,10 @@ Result<BrokerStatus> broker_status(Session& session, Deadline deadline) {
   return status;
 }
 
+Result<BrokerBooks> broker_books(Session& session, Deadline deadline) {
+  SHMB_TRY(answer, call<SHMBW_OP_BOOKS>(session, shmbw_books{}, {}, deadline));
+  if (answer.reply.fds.size() != 1) return malformed_answer<SHMBW_OP_BOOKS>();
+  return BrokerBooks{answer.fixed, std::move(answer.reply.fds.front())};
+}
+
 }  // namespace shmb::client

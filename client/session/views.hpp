@@ -121,4 +121,11 @@ struct BrokerStatus {
 };
 Result<BrokerStatus> broker_status(Session& session, Deadline deadline);
 
+// A copy of the broker's books, in memory that nobody can change. daemon/books/reader.hpp reads it.
+struct BrokerBooks {
+  shmbw_books_reply record{};
+  Fd memory;
+};
+Result<BrokerBooks> broker_books(Session& session, Deadline deadline);
+
 }  // namespace shmb::client

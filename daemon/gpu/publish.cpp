@@ -249,6 +249,7 @@ Result<PublishedGpu> publish_gpu(Gpu& gpu, Session& session, const shmbw_gpu_pub
   take_files_into(memory, files);
   gpu.accounts.open_descriptors += count;
   region.group = &group;
+  changed(region);
   group.regions.push_back(region);
   ++gpu.regions.count;
   auto lease = book_lease(gpu.regions, session, region, rights_of_publisher(wish), 1, Reach::mapped);

@@ -3,6 +3,7 @@
 #include "daemon/kit/closer.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/result.hpp"
@@ -39,9 +40,20 @@ bool Closer::close(std::vector<Fd>& fds, std::vector<Mapping>& maps, std::uint64
   std::lock_guard lock(threads_->mutex);
   if (threads_->threads == 0 && !threads_.start()) return false;
   threads_->waiting += fds.size();
-  threads_->jobs.push_back({std::exchange(fds, {}), std::exchange(maps, {}), region});
-  if (threads_->jobs.size() == 1) threads_->ready.notify_one();
+  held_.push_back({std::exchange(fds, {}), std::exchange(maps, {}), region});
   return true;
+}
+
+void Closer::close_held() {
+  constexpr std::size_t kKept = 1024;
+  here_.clear();
+  if (here_.capacity() > kKept) here_ = std::vector<Fd>();
+  if (held_.empty()) return;
+  std::lock_guard lock(threads_->mutex);
+  threads_->jobs.insert(threads_->jobs.end(), std::make_move_iterator(held_.begin()),
+                        std::make_move_iterator(held_.end()));
+  held_.clear();
+  threads_->ready.notify_one();
 }
 
 void Closer::State::run(std::unique_lock<std::mutex>& lock) {
@@ -90,7 +102,19 @@ bool PerUidCloser::close(std::uint32_t uid, std::vector<Fd>& fds) {
       at->second.end({});
       at = of_.erase(at);
     }
-  return of_[uid].close(fds);
+  Closer& closer = of_[uid];
+  if (!closer.close(fds)) return false;
+  closer.go();
+  return true;
+}
+
+void PerUidCloser::close_held() {
+  for (auto& [uid, fd] : held_) {
+    std::vector<Fd> one;
+    one.push_back(std::move(fd));
+    (void)close(uid, one);  // closed here where no thread can be started
+  }
+  held_.clear();
 }
 
 std::size_t PerUidCloser::waiting(std::uint32_t uid) const {

@@ -245,6 +245,7 @@ Result<Charge> may_keep_promise(Groups& groups, Session& session, Region& region
 void keep_promise(Regions& regions, Region& region, Charge charge) {
   const std::unique_ptr<Promised> promised = std::move(region.promised);
   region.keep = promised->keep;
+  changed(region);
   give_name(regions, region, promised->name, std::move(charge));
 }
 
@@ -285,6 +286,7 @@ Result<Created> create_region(Regions& regions, Session& session, const shmbw_cr
   region->no_recycle = region->hugetlb || (wish.flags & SHMBW_CREATE_NO_RECYCLE) != 0;
   region->heap = (wish.flags & SHMBW_CREATE_HEAP) != 0;
   region->name_with_holders = (wish.flags & SHMBW_CREATE_NAME_WITH_HOLDERS) != 0;
+  changed(*region);
   ++regions.count;
   std::uint32_t rights = wish.rights ? wish.rights : std::uint32_t{SHMBW_RIGHT_KNOWN};
   auto lease = book_lease(regions, session, *region, rights, 1, Reach::lent);

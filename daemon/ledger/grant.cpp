@@ -100,6 +100,7 @@ Error closing_refused(int code) {
 }
 
 void sealed(Regions& regions, Region& region, int seals) {
+  changed(region);
   if (seals == kClosingSeals) {
     if (!region.sealed()) region.state = SHMBW_REGION_STATE_WRITE_CLOSED;
     return;

@@ -63,6 +63,8 @@ void Group::apply_limits() {
   for (const Resource resource : {Resource::names, Resource::gpu_bytes, Resource::gpu_descriptors}) limit(resource, 0);
 }
 
+void changed(Group& group) { group.groups.host.books.groups.note(group); }
+
 Result<Group*> make_group(Groups& groups, Session& founder, const GroupRequest& wish) {
   auto secret = Secret::draw();
   if (!secret) return system_failure(secret.error(), "drawing a group token");
@@ -82,6 +84,7 @@ Result<Group*> make_group(Groups& groups, Session& founder, const GroupRequest& 
   group.asked_bytes = wish.limit_bytes;
   group.asked_regions = wish.limit_regions;
   group.apply_limits();
+  changed(group);
   groups.by_token.try_emplace(group.token, &group);
   if (!group.name.empty()) groups.by_name.try_emplace(std::pair(group.uid, group.name), &group);
   return &group;
@@ -113,6 +116,7 @@ bool may_address(const Session& session, const Group& group) {
 static void set_sponsor(Group& group, Session* session) {
   if (group.sponsor) group.sponsor->sponsored.remove(group);
   group.sponsor = session;
+  changed(group);
   if (session) session->sponsored.push_back(group);
 }
 
@@ -120,6 +124,7 @@ static void revive(Group& group) {
   group.ended_at = 0;
   group.tree_gone = false;
   group.supervisor_lost = false;
+  changed(group);
   group.cancel();
 }
 
@@ -135,6 +140,7 @@ Result<Group*> own_group(Groups& groups, Session& session) {
 
 void join_group(Groups& groups, Session& session, Group& group) {
   session.ended_group = 0;
+  changed(session);
   if (session.group == &group) return;
   Group* left = session.group;
   if (left) left->members.remove(session);
@@ -147,6 +153,7 @@ void join_group(Groups& groups, Session& session, Group& group) {
 
 void leave_group(Groups& groups, Session& session) {
   session.ended_group = 0;
+  changed(session);
   Group* left = std::exchange(session.group, nullptr);
   if (!left) return;
   left->members.remove(session);
@@ -157,17 +164,21 @@ void supervise_group(Groups& groups, Session& session, Group& group) {
   if (session.supervises == &group) return;
   stop_supervising(groups, session);
   session.supervises = &group;
+  changed(session);
   group.supervisors.push_back(session);
   set_sponsor(group, nullptr);
   revive(group);
   group.supervised = true;
+  changed(group);
 }
 
 void stop_supervising(Groups& groups, Session& session) {
   Group* group = std::exchange(session.supervises, nullptr);
   if (!group) return;
+  changed(session);
   group->supervisors.remove(session);
   if (group->supervisors.empty() && !group->tree_gone) group->supervisor_lost = true;
+  changed(*group);
   settle_group(groups, *group);
 }
 
@@ -192,6 +203,7 @@ void collect_group(Groups& groups, Group& group) {
   if (!group.regions.empty() || !group.pools.empty() || group.in_service) return;
   tell_group_ended(groups.watches, group, 0);  // for subscriptions that were made after its end
   std::uint32_t uid = group.uid;
+  groups.host.books.end<books::GroupRecord>(groups.host.books.groups, group);
   groups.by_token.erase(group.token);
   groups.all.erase(group.id);
   groups.accounts.drop_uid(uid);
@@ -201,6 +213,7 @@ void collect_group(Groups& groups, Group& group) {
 // it.
 void close_group(Groups& groups, Group& group) {
   group.closed = true;
+  changed(group);
   group.cancel();
   if (!group.name.empty()) groups.by_name.erase(std::pair(group.uid, group.name));
   collect_group(groups, group);
@@ -242,15 +255,18 @@ void end_group(Groups& groups, Group& group, bool release_kept) {
   Tally* outer = std::exchange(groups.regions.tally, &own);
   group.in_service = true;
   group.ended_at = groups.host.now();
+  changed(group);
   set_sponsor(group, nullptr);
   group.members.each([&](Session& session) {
     group.members.remove(session);
     session.group = nullptr;
     session.ended_group = group.id;
+    changed(session);
   });
   group.supervisors.each([&](Session& session) {
     group.supervisors.remove(session);
     session.supervises = nullptr;
+    changed(session);
   });
   groups.end_worlds(group);
   group.shelf.drop_all();

@@ -20,6 +20,7 @@
 #include <string_view>
 
 #include "base/result.hpp"
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/secret.hpp"
 #include "daemon/ledger/name_table.hpp"
 #include "daemon/ledger/session.hpp"
@@ -33,7 +34,7 @@ struct Groups;
 struct Pool;
 struct World;
 
-struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next keep
+struct Group final : Timer, Hook<Group, OfSponsor>, books::Booked<Group> {  // the timer ends the next keep
   Group(Groups& groups, std::uint64_t id, std::uint32_t uid, std::string_view name, Account& uid_account);
   void on_timer(std::int64_t now) override;
   std::string text() const { return name.empty() ? names::id_text(id) : name; }
@@ -77,6 +78,9 @@ struct Group final : Timer, Hook<Group, OfSponsor> {  // the timer ends the next
   bool closed = false;      // ended for good: neither found nor revived
   bool in_service = false;  // its regions are being walked: do not collect it
 };
+
+// As changed(Region&).
+void changed(Group& group);
 
 struct GroupRequest {
   std::string_view name;  // checked

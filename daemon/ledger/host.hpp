@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/timers.hpp"
 #include "daemon/start/config.hpp"
@@ -42,12 +43,68 @@ struct BrokerFacts {
   std::function<std::optional<std::uint64_t>()>
       memory_stall;                       // us that processes stalled for memory; empty: the kernel is asked
   std::int64_t tick_at_most = INT64_MAX;  // ns of due timers in one tick; the others wait for the next
+  bool compare_books = false;             // after each call from the transport; a difference is logged as a bug
+};
+
+class Session;
+struct Fork;
+struct Group;
+struct Lease;
+struct Participant;
+struct Pool;
+struct Reference;
+struct Region;
+struct Ticket;
+struct Watch;
+struct Worker;
+struct World;
+
+// The books, and the objects whose records must be written anew.
+struct Books {
+  books::Store store;
+  std::size_t noted = 0;  // objects in these lists
+  books::Changed<Session> sessions{noted};
+  books::Changed<Region> regions{noted};
+  books::Changed<Group> groups{noted};
+  books::Changed<Lease> leases{noted};
+  books::Changed<Ticket> tickets{noted};
+  books::Changed<Watch> watches{noted};
+  books::Changed<World> worlds{noted};
+  books::Changed<Worker> workers{noted};
+  books::Changed<Reference> references{noted};
+  books::Changed<Fork> forks{noted};
+  books::Changed<Pool> pools{noted};
+  books::Changed<Participant> participants{noted};
+
+  // Calls it for the lists that have something, most often the first.
+  template <class Body>
+  void each_kind(Body body) {
+    std::size_t left = noted;
+    const auto visit = [&](auto&... lists) {
+      const auto one = [&](auto& list) {
+        if (list.count() != 0) {
+          left -= list.count();
+          body(list);
+        }
+        return left != 0;
+      };
+      (void)(one(lists) && ...);
+    };
+    visit(leases, regions, sessions, tickets, groups, watches, worlds, workers, references, forks, pools, participants);
+  }
+  // The object is about to end, and its record with it.
+  template <class Record, class T>
+  void end(books::Changed<T>& changed, T& item) {
+    changed.forget(item);
+    store.erase<Record>(item.place);
+  }
 };
 
 struct Host {
-  Host(const Config& configuration, BrokerFacts facts_in)
+  Host(const Config& configuration, BrokerFacts facts_in, books::Store store)
       : config(configuration),
         facts(std::move(facts_in)),
+        books{std::move(store)},
         started(facts.now()),
         own_bug([this](std::string_view text) { log(3, text); }) {}
   Host(const Host&) = delete;
@@ -65,6 +122,7 @@ struct Host {
 
   Config config;  // only its limits change, at a reload
   BrokerFacts facts;
+  Books books;
   const std::int64_t started;
   Account::Report own_bug;
   // Nodes of all tables. Chunks of at most 256: the default lets a table of 10,000 regions reserve half as much again.

@@ -14,6 +14,8 @@
 
 namespace shmb::daemon {
 
+void changed(Lease& lease) { lease.session->books.leases.note(lease); }
+
 static void count_in(const Lease& lease, int sign) {
   if (lease.writes()) lease.region->writers += static_cast<std::uint32_t>(sign);
   if (lease.may_still_map_for_writing()) lease.region->unmapped_writers += static_cast<std::uint32_t>(sign);
@@ -32,7 +34,10 @@ Lease* find_lease(Session& session, const Region& region) {
 }
 
 static void ask_for(Lease& lease) {
-  if (lease.kept && !std::exchange(lease.asked, true)) tell_give_up(*lease.session, *lease.region);
+  if (lease.kept && !std::exchange(lease.asked, true)) {
+    changed(lease);
+    tell_give_up(*lease.session, *lease.region);
+  }
 }
 
 // Asks all sessions of one user: kept mappings count where a lease of another of its sessions is refused.
@@ -60,6 +65,7 @@ Lease& book_charged(Regions& regions, Session& session, Region& region, std::uin
   if ((rights & SHMBW_RIGHT_MAP_WRITE) == 0) reach = Reach::mapped;  // its descriptor cannot be mapped for writing
   if (Lease* held = find_lease(session, region)) {
     held->count += count;
+    changed(*held);
     // Earlier mappings say nothing about a new descriptor, and an old descriptor may still be mapped.
     set_lease(regions, *held, held->rights | rights, held->writes() ? std::min(held->reach, reach) : reach);
     return *held;
@@ -73,9 +79,13 @@ Lease& book_charged(Regions& regions, Session& session, Region& region, std::uin
   lease.count = count;
   lease.reach = reach;
   lease.charge = std::move(charge);
+  changed(lease);
   region.leases.push_back(lease);
   count_in(lease, 1);
-  if (session.uid != region.group->uid || session.group != region.group) region.was_outside = true;
+  if (!region.was_outside && (session.uid != region.group->uid || session.group != region.group)) {
+    region.was_outside = true;
+    changed(region);
+  }
   ++regions.leases;
   return lease;
 }
@@ -92,6 +102,7 @@ void set_lease(Regions& regions, Lease& lease, std::uint32_t rights, Reach reach
   count_in(lease, -1);
   lease.rights = rights;
   lease.reach = reach;
+  changed(lease);
   count_in(lease, 1);
   tell_settled(regions, region, unmapped, lent);
 }
@@ -100,11 +111,14 @@ void keep_lease(Regions& regions, Lease& lease) {
   regions.kept_leases.insert(&lease);
   lease.kept = true;
   lease.asked = false;
+  changed(lease);
   release_region(regions, *lease.region);  // perhaps no other session needs it by now
 }
 
 void use_lease(Regions& regions, Lease& lease) {
-  if (std::exchange(lease.kept, false)) regions.kept_leases.erase(&lease);
+  if (!std::exchange(lease.kept, false)) return;
+  regions.kept_leases.erase(&lease);
+  changed(lease);
 }
 
 void ask_for_kept(Region& region) { region.leases.each(ask_for); }
@@ -118,10 +132,14 @@ void drop_lease(Regions& regions, Lease& lease, bool recycle) {
   use_lease(regions, lease);
   --regions.leases;
   if (regions.tally) ++regions.tally->leases;
+  regions.host.books.end<books::LeaseRecord>(regions.host.books.leases, lease);
   lease.session->leases.erase(region.id);
   // A session that ended without saying "unmapped" may have left a mapping or a descriptor with a process that the
   // broker does not know.
-  if (!recycle) region.no_recycle = true;
+  if (!recycle && !region.no_recycle) {
+    region.no_recycle = true;
+    changed(region);
+  }
   if (release_region(regions, region, recycle)) return;
   tell_settled(regions, region, unmapped, lent);  // the death of a writer that never mapped ends waits too
 }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
 
@@ -27,7 +28,7 @@ enum class Reach : std::uint8_t {
 };
 
 struct OfRegion;
-struct Lease : Hook<Lease, OfRegion> {
+struct Lease : Hook<Lease, OfRegion>, books::Booked<Lease> {
   Region* region = nullptr;
   Session* session = nullptr;
   std::int64_t since = 0;
@@ -46,6 +47,9 @@ struct Lease : Hook<Lease, OfRegion> {
   bool may_still_map_for_writing() const { return writes() && reach != Reach::mapped; }
   bool lent_for_writing() const { return writes() && reach == Reach::lent; }
 };
+
+// As changed(Region&).
+void changed(Lease& lease);
 
 // Adds `count` references to those that the session may hold already, with the rights of both. Fails only by a limit.
 Result<Lease*> book_lease(Regions& regions, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,

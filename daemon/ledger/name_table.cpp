@@ -16,6 +16,7 @@ void NameTable::add(std::string_view name, Region& region, Charge charge) {
   if (!fresh) return;
   at->second = NameEntry{at->first, &region, std::move(charge)};
   region.name = &at->second;
+  changed(region);
 }
 
 Region* NameTable::replace(std::string_view name, Region& successor) {
@@ -25,6 +26,8 @@ Region* NameTable::replace(std::string_view name, Region& successor) {
   old->name = nullptr;
   at->second.region = &successor;
   successor.name = &at->second;
+  changed(*old);
+  changed(successor);
   return old;
 }
 
@@ -32,6 +35,7 @@ void NameTable::remove(Region& region) {
   if (!region.name) return;
   auto at = entries_.find(region.name->text);
   region.name = nullptr;
+  changed(region);
   if (at != entries_.end()) entries_.erase(at);
 }
 

@@ -36,6 +36,9 @@ bool close_elsewhere(Accounts& accounts, std::uint32_t uid, Fd fd) {
 
 static void erase_region(Regions& regions, Region& region) {
   Group& group = *region.group;
+  Books& books = regions.host.books;
+  books.end<books::RegionRecord>(books.regions, region);
+  books.store.erase<books::NameRecord>(region.name_place);
   group.regions.remove(region);
   regions.accounts.open_descriptors -= region.gpu ? region.gpu->descriptors : 1;
   regions.all.erase(region.id);
@@ -52,6 +55,7 @@ void free_region(Regions& regions, Region& region, bool at_once) {
   }
   if (region.live()) --regions.count;
   region.state = SHMBW_REGION_STATE_FREEING;
+  changed(region);
   if (on_gpu(region)) {
     if (!close_gpu(regions, region)) erase_region(regions, region);
     return;
@@ -67,7 +71,7 @@ void free_region(Regions& regions, Region& region, bool at_once) {
                      "no helper thread could be started: closing " + format_size(region.bytes) + " while others wait");
   }
   regions.closed_here += region.bytes;
-  region.fd.reset();
+  regions.closer.close_here(std::move(region.fd));
   erase_region(regions, region);
 }
 

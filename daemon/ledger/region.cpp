@@ -12,6 +12,8 @@
 #include "base/mapping.hpp"
 #include "base/sys_memory.hpp"
 #include "base/text.hpp"
+#include "daemon/ledger/groups.hpp"
+#include "daemon/ledger/host.hpp"
 
 namespace shmb::daemon {
 
@@ -19,6 +21,8 @@ std::uint64_t rounded_bytes(std::uint64_t length, bool hugetlb) {
   std::uint64_t page = hugetlb || length >= kHugePage ? kHugePage : kSmallPage;
   return std::max(page, (length + page - 1) / page * page);
 }
+
+void changed(Region& region) { region.group->groups.host.books.regions.note(region); }
 
 static Status status_of(int code) {
   switch (code) {

@@ -21,6 +21,7 @@
 #include <string_view>
 
 #include "base/fd.hpp"
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
 #include "daemon/ledger/gpu_memory.hpp"
@@ -45,7 +46,7 @@ struct Promised {
 };
 
 struct OfGroup;
-struct Region : Hook<Region, OfGroup> {
+struct Region : Hook<Region, OfGroup>, books::Booked<Region> {
   std::uint64_t id = 0;
   std::uint64_t length = 0;
   std::uint64_t bytes = 0;
@@ -79,6 +80,7 @@ struct Region : Hook<Region, OfGroup> {
   std::unique_ptr<GpuMemory> gpu;      // of GPU regions and timelines
   Charge bytes_charge;
   Charge region_charge;
+  std::uint32_t name_place = books::kNowhere;  // of the record of its name, or of the promised one
 
   std::uint32_t queues() const { return pool_holds - (segment_of != 0 ? 1 : 0); }
   // Neither on the shelf nor being closed.
@@ -86,12 +88,16 @@ struct Region : Hook<Region, OfGroup> {
   bool held() const { return !leases.empty() || tickets != 0 || name != nullptr || pool_holds != 0; }
   bool needed() const {  // by a session that does more than keep its mapping
     const Lease* lease = leases.first();
-    while (lease != nullptr && lease->only_kept()) lease = lease->next;
+    while (lease != nullptr && lease->only_kept()) lease = leases.next(*lease);
     return lease != nullptr;
   }
   bool sealed() const { return state == SHMBW_REGION_STATE_WRITE_CLOSED || state == SHMBW_REGION_STATE_PUBLISHED; }
   shmbw_region_ref ref() const { return {id, generation, 0}; }
 };
+
+// Its record in the books is no longer what it is. To be called by everything that changes one of the fields in
+// daemon/books/records.toml.
+void changed(Region& region);
 
 struct Birth {
   const char* label = "";  // names::memfd_name

@@ -95,6 +95,7 @@ static Result<void> begin_seals(Regions& regions, const Session& session, Region
     return error(Status::no_memory, "no helper thread could be started to seal the region: ask again");
   regions.sealings.try_emplace(region.id, seals, session.uid, regions.host.nodes);
   region.no_recycle = true;
+  changed(region);
   // The job may outlive its session and its region.
   regions.accounts.hold_uid(session.uid);
   regions.accounts.count_waiting(session.uid, 1);

@@ -3,18 +3,21 @@
 #include "daemon/ledger/session.hpp"
 
 #include "daemon/ledger/accounts.hpp"
+#include "daemon/ledger/host.hpp"
 #include "daemon/ledger/ticket.hpp"
 
 namespace shmb::daemon {
 
 Session::Session(Host& host, std::uint64_t number, Link& connection, Account& uid_account)
-    : id(number),
+    : books(host.books),
+      id(number),
       line(number),
       link(&connection),
       uid(connection.peer().uid),
       pid(connection.peer().pid),
       admin(connection.peer().admin),
       has_pidfd(connection.peer().has_pidfd),
+      pidfd(connection.descriptors_held().pidfd),
       account(SHMBW_SCOPE_SESSION, number, &uid_account, &host.own_bug),
       leases(&host.nodes),
       watches(&host.nodes),
@@ -22,7 +25,10 @@ Session::Session(Host& host, std::uint64_t number, Link& connection, Account& ui
       awaited(&host.nodes),
       connected(host.now()) {
   apply_limits(host);
+  changed(*this);
 }
+
+void changed(Session& session) { session.books.sessions.note(session); }
 
 void Session::apply_limits(const Host& host) {
   account.set_limit(Resource::leases, host.config.limits.session_leases);

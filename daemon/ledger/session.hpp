@@ -13,6 +13,7 @@
 #include <string>
 
 #include "base/sys_process.hpp"
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
 #include "daemon/kit/secret.hpp"
@@ -26,6 +27,7 @@
 namespace shmb::daemon {
 
 struct Accounts;
+struct Books;
 struct Group;
 struct Host;
 struct Worker;
@@ -45,7 +47,7 @@ struct OfSupervisors;
 // The registry (Sessions::all) owns it, from the accept until Broker::forget(). Other objects point to it: leases,
 // watches, tickets, groups, pools, its worker. Each of these stands in a list or map of the session, so its end
 // (daemon/serve/session_end.hpp) finds all of them without a search.
-class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervisors> {
+class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervisors>, public books::Booked<Session> {
  public:
   Session(Host& host, std::uint64_t id, Link& link, Account& uid_account);
   ~Session();
@@ -55,11 +57,13 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   // Whether the process' end will give back more after the session's end: places in pools, or leases of GPU memory.
   bool awaits_end() const { return !pools.empty() || (phase == Phase::ended && !leases.empty()); }
 
+  Books& books;
   std::uint64_t id;
   std::uint64_t line;  // id of the first session in this chain of take-overs; what any of them made belongs to it
   Link* link;          // nullptr: disconnected or ended
   std::uint32_t uid, pid;
   bool admin, has_pidfd;
+  int pidfd;  // its number in the transport's hands; with has_pidfd
   Phase phase = Phase::silent;
   bool process_gone = false;       // pidfd readable: an heir holds the socket
   bool takes_descriptors = false;  // asked for in HELLO (law 8)
@@ -93,6 +97,9 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   std::uint64_t start_ticks = 0;  // when its process began, as HELLO says; 0 unknown
   std::string library;
 };
+
+// As changed(Region&).
+void changed(Session& session);
 
 // The limit that is in the way of one more session that has just connected.
 std::optional<Shortage> session_shortage(const Accounts& accounts, std::uint32_t uid, bool admin);

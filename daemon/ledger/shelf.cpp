@@ -33,6 +33,7 @@ bool Shelf::put(Region& region) {
   region.generation = 1;
   region.keep = 0;
   region.creator_pid = 0;
+  changed(region);
   --groups_.regions.count;
   if (regions_.empty()) groups_.filled_shelves.push_back(*this);
   regions_.push_back(region);

@@ -12,6 +12,8 @@
 
 namespace shmb::daemon {
 
+void changed(Ticket& ticket) { ticket.tickets.host.books.tickets.note(ticket); }
+
 std::uint64_t ticket_share(const Host& host, const Account& user) {
   if (host.config.limits.session_tickets != 0) return host.config.limits.session_tickets;
   const std::uint64_t all = user.limit(Resource::tickets);
@@ -40,6 +42,7 @@ Result<Ticket*> make_ticket(Tickets& tickets, Session& session, Region& region, 
   ticket.expires = tickets.host.now() + lifetime;
   ticket.charge = std::move(*charge);
   ticket.payer = &session;
+  changed(ticket);
   session.paid_tickets.push_back(ticket);
   ++region.tickets;
   tickets.host.timers.set(ticket, ticket.expires);
@@ -48,6 +51,7 @@ Result<Ticket*> make_ticket(Tickets& tickets, Session& session, Region& region, 
 
 void end_with_session(Session& session, Ticket& ticket) {
   ticket.with = &session;
+  changed(ticket);
   session.tickets.push_back(ticket);
 }
 
@@ -66,6 +70,7 @@ void move_ticket_charges(Session& from, Session& heir) {
   while (Ticket* ticket = from.paid_tickets.first()) {
     from.paid_tickets.remove(*ticket);
     ticket->payer = &heir;
+    changed(*ticket);
     ticket->charge.move_to(heir.account);
     heir.paid_tickets.push_back(*ticket);
   }
@@ -75,6 +80,7 @@ void leave_ticket_charges(Tickets& tickets, Session& session) {
   while (Ticket* ticket = session.paid_tickets.first()) {
     session.paid_tickets.remove(*ticket);
     ticket->payer = nullptr;
+    changed(*ticket);
     ticket->charge.rise();
     if (ticket->left()) ++tickets.accounts.uids.at(session.uid).tickets_left;
   }
@@ -87,6 +93,7 @@ Ticket* find_ticket(Tickets& tickets, const Secret& secret) {
 }
 
 void use_ticket(Tickets& tickets, Ticket& ticket) {
+  changed(ticket);
   if (--ticket.uses_left == 0) destroy_ticket(tickets, ticket);
 }
 
@@ -98,6 +105,7 @@ void destroy_ticket(Tickets& tickets, Ticket& ticket) {
   if (ticket.left()) --tickets.accounts.uids.at(uid).tickets_left;
   if (ticket.with) ticket.with->tickets.remove(ticket);
   if (ticket.payer) ticket.payer->paid_tickets.remove(ticket);
+  tickets.host.books.end<books::TicketRecord>(tickets.host.books.tickets, ticket);
   tickets.in_order.erase(ticket.serial);
   tickets.all.erase(secret);
   tickets.accounts.drop_uid(uid);

@@ -14,6 +14,7 @@
 #include <memory_resource>
 #include <unordered_map>
 
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
 #include "daemon/kit/secret.hpp"
@@ -29,7 +30,7 @@ struct Region;
 
 struct OfMaker;
 struct OfPayer;
-struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
+struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer>, books::Booked<Ticket> {
   Ticket(Tickets& owner, const Secret& value) : tickets(owner), secret(value) {}
   void on_timer(std::int64_t now) override;
 
@@ -51,6 +52,9 @@ struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer> {
   Charge charge;
   bool left() const { return payer == nullptr && with == nullptr; }  // no session holds it any more
 };
+
+// As changed(Region&).
+void changed(Ticket& ticket);
 
 // The share of its user's tickets that one session may have. So no process can take all of them and die.
 std::uint64_t ticket_share(const Host& host, const Account& user);

@@ -13,6 +13,8 @@
 
 namespace shmb::daemon {
 
+void changed(Watch& watch) { watch.session->books.watches.note(watch); }
+
 Watchers& reclaims_of(Watches& watches, const Session& session) {
   return session.admin ? watches.all_reclaims : watches.accounts.uids.at(session.uid).reclaims;
 }
@@ -31,6 +33,7 @@ Result<Watch*> make_watch(Watches& watches, Session& session, shmbw_watch_kind k
   watch.kind = kind;
   watch.events = events;
   watch.charge = std::move(*charge);
+  changed(watch);  // also for what the caller fills in
   ++watches.count;
   target.push_back(watch);
   return &watch;
@@ -45,6 +48,7 @@ void destroy_watch(Watches& watches, Watch& watch) {
     watch.name->second.remove(watch);
     if (watch.name->second.empty()) watches.names.erase(watches.names.find(watch.name->first));
   }
+  watches.host.books.end<books::WatchRecord>(watches.host.books.watches, watch);
   --watches.count;
   watch.session->watches.erase(watch.id);
 }
@@ -60,6 +64,7 @@ namespace {
 
 template <class Event>
 void send(Session& session, std::uint16_t op, const Event& event, std::string_view text = {}) {
+  changed(session);  // its sequence
   if (!session.link) return;
   std::byte buffer[1024];
   wire::Writer out(buffer);

@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
 #include "proto/shmb_wire.h"
@@ -33,7 +34,7 @@ struct Ticket;
 using Watchers = List<Watch, OfTarget>;
 // Keyed by name_key() and pool_name_key() of name_table.hpp. No entry is empty.
 using NameWatches = std::pmr::map<std::string, Watchers>;
-struct Watch : Hook<Watch, OfTarget>, Hook<Watch, OfTicket> {
+struct Watch : Hook<Watch, OfTarget>, Hook<Watch, OfTicket>, books::Booked<Watch> {
   std::uint64_t id = 0;
   Session* session = nullptr;
   shmbw_watch_kind kind = SHMBW_WATCH_KIND_CANCEL;
@@ -45,6 +46,9 @@ struct Watch : Hook<Watch, OfTarget>, Hook<Watch, OfTicket> {
   NameWatches::value_type* name = nullptr;
   Charge charge;
 };
+
+// As changed(Region&).
+void changed(Watch& watch);
 
 // A watch is charged to the session and its uid, and bounded per watched object. An event goes to all watchers at once,
 // so the session that causes it makes all others wait for that long.

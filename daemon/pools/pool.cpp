@@ -93,6 +93,7 @@ Result<void> check_shape(const pool::Shape& shape) {
 void set_stamp(Pool& pool, std::uint32_t index, ParticipantState state) {
   Participant& who = pool.participants[index];
   who.state = state;
+  changed(who);
   const Stamp stamp{who.life, static_cast<std::uint8_t>(state)};
   pool.view.participant(index).stamp.store(stamp.word(), std::memory_order_seq_cst);
 }
@@ -128,7 +129,8 @@ void admit(Pools& pools, Session& session, Pool& pool, std::uint32_t index, bool
 
 void close_doorbell(Pools& pools, Participant& who) {
   if (!who.doorbell) return;
-  (void)close_elsewhere(pools.accounts, who.doorbell_of, std::move(who.doorbell));
+  changed(who);
+  pools.accounts.client_files.hold(who.doorbell_of, std::move(who.doorbell));
   --pools.accounts.open_descriptors;
   --pools.accounts.uids.at(who.doorbell_of).doorbells;
   pools.accounts.drop_uid(who.doorbell_of);
@@ -141,27 +143,32 @@ void part(Pools& pools, Pool& pool, std::uint32_t index, ParticipantState as) {
   if (who.session && pool.making.session == who.session->id) pool.making = {};
   who.session = nullptr;
   who.state = as;
+  changed(who);
   pool.view.header().doorbells.fetch_and(~(std::uint64_t{1} << index), std::memory_order_release);
   close_doorbell(pools, who);
   who.repair = std::make_unique<Repair>(pool.view, index, as);
   who.repair->run(0, sys::now_monotonic(), pool);
   drop_ends(pool, index, as == ParticipantState::dead);
   if (as == ParticipantState::dead) ++pool.deaths;
+  changed(pool);
   pool_changed(pool);
   pool.retry = 0;
   pool.look_again = true;
   pools.host.timers.set(pool, pools.host.now());
 }
 
-// Freeing many pages takes some 0.1 us for each, so a helper thread does it.
+// Freeing many pages takes some 0.1 us for each, so a helper thread does it. False: it is done here, after the commit.
 bool close_areas_elsewhere(Pools& pools, Pool& pool) {
-  if (pool.control_map.size() < kClosePoolElsewhereFrom) return false;
+  const bool large = pool.control_map.size() >= kClosePoolElsewhereFrom;
   std::vector<Mapping> maps;
   std::vector<Fd> fds;
   pool.view = {};
   for (Mapping* map : {&pool.directory_map, &pool.control_map}) maps.push_back(std::move(*map));
   for (Fd* fd : {&pool.directory, &pool.control}) fds.push_back(std::move(*fd));
-  if (!pools.regions.closer.close(fds, maps, pool.id)) return false;  // closed here, when these two go out of scope
+  if (!large || !pools.regions.closer.close(fds, maps, pool.id)) {
+    for (Fd& fd : fds) pools.regions.closer.close_here(std::move(fd));
+    return false;
+  }
   ClosingPool& closing = pools.regions.closing_pools.try_emplace(pool.id).first->second;
   closing.uid = pool.group->uid;
   closing.descriptors = kDescriptors;
@@ -177,16 +184,24 @@ void destroy(Pools& pools, Pool& pool) {
   Group& group = *pool.group;
   if (pool.broken() == Broken::no) break_pool(pool, Broken::broker_ended);  // for processes that still map it
   drop_lanes(pools, pool);
-  for (Region* region : pool.segments) {
-    --region->pool_holds;
-    region->segment_of = 0;
-    release_region(pools.regions, *region);
+  Books& books = pools.host.books;
+  for (Segment& segment : pool.segments) {
+    Region& region = *segment.region;
+    books.store.erase<books::SegmentRecord>(segment.place);
+    --region.pool_holds;
+    region.segment_of = 0;
+    changed(region);
+    release_region(pools.regions, region);
   }
   pool.segments.clear();
-  for (Participant& who : pool.participants) close_doorbell(pools, who);
+  for (Participant& who : pool.participants) {
+    close_doorbell(pools, who);
+    books.end<books::ParticipantRecord>(books.participants, who);
+  }
   if (!pool.name.empty()) group.pool_names.erase(pool.name);
   group.pools.remove(pool);
   if (!close_areas_elsewhere(pools, pool)) pools.accounts.open_descriptors -= kDescriptors;
+  books.end<books::PoolRecord>(books.pools, pool);
   pools.all.erase(pool.id);
   pools.host.descriptor_freed();
   if (!group.in_service) settle_group(pools.groups, group);
@@ -194,13 +209,23 @@ void destroy(Pools& pools, Pool& pool) {
 
 }  // namespace
 
-Pool::Pool(Pools& owner, std::uint64_t number, Group& of) : pools(owner), id(number), group(&of) {}
+Pool::Pool(Pools& owner, std::uint64_t number, Group& of) : pools(owner), id(number), group(&of) {
+  for (Participant& who : participants) who.pool = this;
+}
 
-// Also at the end of the broker: sleepers must learn that repair has ended.
+static void store_broken(Pool& pool, Broken why) {
+  pool.view.header().broken.store(static_cast<std::uint32_t>(why), std::memory_order_seq_cst);
+  pool_changed(pool);
+}
+
+// Also at the end of the broker: sleepers must learn that repair has ended. Nothing is written down any more.
 Pool::~Pool() {
   for (Participant& who : participants) who.session = nullptr;
-  if (view && broken() == Broken::no) break_pool(*this, Broken::broker_ended);
+  if (view && broken() == Broken::no) store_broken(*this, Broken::broker_ended);
 }
+
+void changed(Pool& pool) { pool.pools.host.books.pools.note(pool); }
+void changed(Participant& participant) { participant.pool->pools.host.books.participants.note(participant); }
 
 std::uint64_t Pool::live() const {
   std::uint64_t mask = 0;
@@ -211,7 +236,7 @@ std::uint64_t Pool::live() const {
 
 std::uint64_t Pool::bytes() const {
   std::uint64_t sum = bytes_charge.amount();
-  for (const Region* region : segments) sum += region->bytes;
+  for (const Segment& segment : segments) sum += segment.region->bytes;
   return sum;
 }
 
@@ -237,8 +262,8 @@ void pool_changed(Pool& pool) {
 }
 
 void break_pool(Pool& pool, Broken why) {
-  pool.view.header().broken.store(static_cast<std::uint32_t>(why), std::memory_order_seq_cst);
-  pool_changed(pool);
+  changed(pool);
+  store_broken(pool, why);
 }
 
 Error refuse_in_pool(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std::uint64_t used, std::uint64_t asked,
@@ -334,6 +359,7 @@ Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create
   pool.name_with_holders = with_holders;
   pool.owner_uid = group.uid;
   pool.created = pools.host.now();
+  pool.lane_bytes = shape.lane_bytes;
   pool.keep = keep_given ? wish.keep : group.keep;
   pool.directory = std::move(directory.fd);
   pool.directory_map = std::move(directory.map);
@@ -353,6 +379,7 @@ Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create
   pools.accounts.open_descriptors += kDescriptors;
   group.pools.push_back(pool);
   if (!name.empty()) group.pool_names.try_emplace(pool.name, &pool);
+  changed(pool);
   sponsor_group(session, group);
   admit(pools, session, pool, 0, false);
   if (old) settle_pool(pools, *old);
@@ -412,7 +439,7 @@ Result<Cut> add_segment(Pools& pools, Session& session, Pool& pool, const shmbw_
   const auto index = static_cast<std::uint32_t>(pool.segments.size());
   std::uint32_t limit = 0, of_class = 0;
   for (std::uint32_t i = 0; i < index; ++i) {
-    const pool::SegmentEntry& other = pool.view.segment(i);
+    const Segment& other = pool.segments[i];
     if (other.slot_size != wish.slot_size) continue;
     limit = other.slots_limit;
     of_class += other.slots;
@@ -434,11 +461,13 @@ Result<Cut> add_segment(Pools& pools, Session& session, Pool& pool, const shmbw_
   entry.stride = pool::stride_of(wish.slot_size);
   entry.slots_limit = limit;
   entry.in_use.store(1, std::memory_order_release);
-  pool.segments.push_back(region);
+  pool.segments.push_back({region, wish.slot_size, pool.slots, wish.slots, limit});
+  changed(pool);
   pool.slots += wish.slots;
   ++region->pool_holds;
   region->segment_of = pool.id;
   region->no_recycle = true;  // participants that died may have mapped it
+  changed(*region);
   pool_changed(pool);
   return Cut{index, entry.first_slot};
 }
@@ -457,7 +486,7 @@ Result<void> set_doorbell(Pools& pools, const Session& session, Pool& pool, std:
     ++pools.accounts.open_descriptors;
     ++pools.accounts.hold_uid(session.uid).doorbells;
   } else {
-    (void)close_elsewhere(pools.accounts, who.doorbell_of, std::move(who.doorbell));
+    pools.accounts.client_files.hold(who.doorbell_of, std::move(who.doorbell));
     --pools.accounts.uids.at(who.doorbell_of).doorbells;
     pools.accounts.drop_uid(who.doorbell_of);
     ++pools.accounts.hold_uid(session.uid).doorbells;
@@ -467,6 +496,7 @@ Result<void> set_doorbell(Pools& pools, const Session& session, Pool& pool, std:
   if ((pool.view.header().doorbells.fetch_or(bit, std::memory_order_release) & bit) == 0) pool_changed(pool);
   who.doorbell = std::move(doorbell);  // a participant is not notified of its own doorbell
   who.doorbell_of = session.uid;
+  changed(who);
   return {};
 }
 
@@ -517,6 +547,7 @@ void unname_pool(Pool& pool) {
   if (pool.name.empty()) return;
   pool.group->pool_names.erase(pool.name);
   pool.name.clear();
+  changed(pool);
   pool.name_charge.give_back();
 }
 
@@ -581,6 +612,7 @@ void move_participations(Pools& pools, Session& from, Session& to) {
     if (!to.pools.try_emplace(id, index).second) continue;
     if (Pool* pool = find_pool(pools, id)) {
       pool->participants[index].session = &to;
+      changed(pool->participants[index]);
       if (pool->making.session == from.id) pool->making = {};
     }
   }

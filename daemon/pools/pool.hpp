@@ -15,6 +15,7 @@
 #include "base/fd.hpp"
 #include "base/mapping.hpp"
 #include "base/result.hpp"
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
 #include "daemon/kit/timers.hpp"
@@ -26,11 +27,13 @@
 
 namespace shmb::daemon {
 
+struct Pool;
 struct Pools;
 class Session;
 struct Group;
 
-struct Participant {
+struct Participant : books::Booked<Participant> {
+  Pool* pool = nullptr;
   pool::ParticipantState state = pool::ParticipantState::free;
   bool read_only = false;
   bool has_doorbell() const { return static_cast<bool>(doorbell); }
@@ -43,7 +46,15 @@ struct Participant {
   std::unique_ptr<Repair> repair;
 };
 
-struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repairs
+// Entered once, and never taken away while the pool lives.
+struct Segment {
+  Region* region = nullptr;
+  std::uint64_t slot_size = 0;
+  std::uint32_t first_slot = 0, slots = 0, slots_limit = 0;
+  std::uint32_t place = books::kNowhere;  // of its record
+};
+
+struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts, books::Booked<Pool> {  // the timer repairs
   Pool(Pools& pools, std::uint64_t id, Group& group);
   ~Pool();
   void on_timer(std::int64_t now) override;
@@ -62,6 +73,7 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repa
   std::string name;  // empty: unnamed
   bool name_with_holders = false;
   std::int64_t created = 0, keep = 0;
+  std::uint64_t lane_bytes = 0;
   std::uint32_t owner_uid = 0;
   Fd directory, control;
   Mapping directory_map, control_map;
@@ -71,7 +83,7 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts {  // the timer repa
   std::vector<QueueBook> queues;
   std::vector<LaneBook> lanes;
   LaneInMaking making;
-  std::vector<Region*> segments;
+  std::vector<Segment> segments;
   std::uint32_t slots = 0, last_lane_serial = 0, slots_used = 0, slots_high = 0, deaths = 0;
   std::int64_t retry = 0, look_at = 0;  // the pause, and the time of the next look of waiting repairs
   bool look_again = false;              // or at once: something has changed for them
@@ -90,6 +102,10 @@ struct Cut {
 };
 Result<Cut> add_segment(Pools& pools, Session& session, Pool& pool, const shmbw_pool_segment& wish);
 Result<void> set_doorbell(Pools& pools, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell);
+
+// As changed(Region&). That of the pool is also for a new segment.
+void changed(Pool& pool);
+void changed(Participant& participant);
 
 Pool* find_pool(Pools& pools, std::uint64_t id);
 // Everything in the pool fails from now on, and its sleepers wake.

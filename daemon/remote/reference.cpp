@@ -45,6 +45,7 @@ Result<Charge> charge_fork(Worlds& worlds, const Worker& maker) {
 Fork& add_fork(Worker& maker, Reference& reference, Worker& user, Charge charge) {
   Fork fresh;
   fresh.counter = ++maker.last_counter;
+  changed(maker);
   fresh.creator = maker.rank;
   Fork& fork = const_cast<Fork&>(*maker.home->forks.emplace_hint(maker.home->forks.end(), std::move(fresh)));
   fork.reference = &reference;
@@ -52,18 +53,27 @@ Fork& add_fork(Worker& maker, Reference& reference, Worker& user, Charge charge)
   fork.charge = std::move(charge);
   reference.forks.push_back(fork);
   user.forks.push_back(fork);
+  changed(fork);
   return fork;
 }
 
+void end_record(Books& books, Reference& reference) {
+  books.end<books::ReferenceRecord>(books.references, reference);
+  books.store.erase<books::FailureRecord>(reference.failure_place);
+}
+
 void end_fork(World& home, Fork& fork) {
+  Books& books = home.worlds.host.books;
   Reference& reference = *fork.reference;
   reference.forks.remove(fork);
   fork.user->forks.remove(fork);
+  books.end<books::ForkRecord>(books.forks, fork);
   home.forks.erase(home.forks.find(fork.key()));
   if (!reference.forks.empty()) return;
   Worker& owner = *reference.owner;
   if (owner.session) tell_ref_unused(*owner.session, home.id, reference.key().to_wire());
   owner.owned.remove(reference);
+  end_record(books, reference);
   home.references.erase(home.references.find(reference.key()));
   if (owner.owned.empty()) forget_past(home, owner);
 }
@@ -95,6 +105,15 @@ bool may_pass_on(const Worker& maker, const Reference& reference) {
 
 }  // namespace
 
+void changed(Reference& reference) { reference.owner->home->worlds.host.books.references.note(reference); }
+void changed(Fork& fork) { fork.user->home->worlds.host.books.forks.note(fork); }
+
+void end_records(World& world) {
+  Books& books = world.worlds.host.books;
+  for (const Fork& fork : world.forks) books.end<books::ForkRecord>(books.forks, const_cast<Fork&>(fork));
+  for (const Reference& reference : world.references) end_record(books, const_cast<Reference&>(reference));
+}
+
 std::uint32_t Reference::in_flight() const {
   std::uint32_t count = 0;
   forks.each([&](const Fork& fork) { count += fork.in_flight; });
@@ -107,7 +126,7 @@ std::uint64_t user_ranks(const Reference& reference) {
   return ranks;
 }
 
-Result<Booked> book_reference(Worlds& worlds, Worker& maker, const shmbw_ref_create& wish) {
+Result<BookedReference> book_reference(Worlds& worlds, Worker& maker, const shmbw_ref_create& wish) {
   SHMB_TRY(owner, living(maker, wish.owner, wish.owner_life, "owner"));
   const bool own = owner == &maker;
   if (wish.state < SHMBW_REF_STATE_REGISTERED || wish.state > SHMBW_REF_STATE_FAILED ||
@@ -138,10 +157,11 @@ Result<Booked> book_reference(Worlds& worlds, Worker& maker, const shmbw_ref_cre
   reference.owner = owner;
   reference.created = worlds.last_reference = std::max(worlds.host.now(), worlds.last_reference + 1);
   owner->owned.push_back(reference);
+  changed(reference);
   Fork& fork = add_fork(maker, reference, *user, std::move(charge));
   fork.in_flight = wish.user != kOwnFork;
   fork.tell = !fork.in_flight && (wish.flags & SHMBW_REF_CREATE_TELL) != 0;
-  return Booked{&reference, &fork};
+  return BookedReference{&reference, &fork};
 }
 
 Result<Fork*> book_fork(Worlds& worlds, Worker& maker, const RefKey& key, std::uint32_t user, std::uint32_t life) {
@@ -163,6 +183,7 @@ Result<Fork*> take_fork(Worker& user, const RefKey& key, bool tell) {
   if (!fork || fork->user != &user) return error(Status::not_found, "no such fork for this worker");
   fork->in_flight = false;
   fork->tell = fork->tell || tell;
+  changed(*fork);
   return fork;
 }
 
@@ -190,6 +211,7 @@ Result<Reference*> settle_reference(Worker& by, const RefKey& key, std::uint32_t
     return error(Status::denied, "the owner says what became of a reference; its creator may only say failed");
   if (reference->settled() || state <= reference->state) return reference;
   reference->state = state;
+  changed(*reference);
   if (!text.empty()) reference->error = std::make_unique<std::string>(text);
   tell_users(*reference, by.session);
   return reference;
@@ -211,6 +233,7 @@ void orphan_references(Worker& owner) {
   owner.owned.each([](Reference& reference) {
     reference.state = SHMBW_REF_STATE_OWNER_GONE;
     reference.error.reset();
+    changed(reference);
   });
 }
 

@@ -21,6 +21,7 @@
 #include <string_view>
 
 #include "base/result.hpp"
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
 
@@ -44,7 +45,7 @@ struct OfUser;
 struct OfOwner;
 // The fork carries the charge, because a reference always has a fork. Tables may be long, so both structs are kept
 // small.
-struct Fork : Hook<Fork, OfReference>, Hook<Fork, OfUser> {
+struct Fork : Hook<Fork, OfReference>, Hook<Fork, OfUser>, books::Booked<Fork> {
   std::uint64_t counter = 0;
   std::uint32_t creator = 0;
   bool in_flight = false;  // its user has not taken it yet
@@ -55,7 +56,7 @@ struct Fork : Hook<Fork, OfReference>, Hook<Fork, OfUser> {
 
   RefKey key() const { return {counter, creator}; }
 };
-struct Reference : Hook<Reference, OfOwner> {
+struct Reference : Hook<Reference, OfOwner>, books::Booked<Reference> {
   std::uint64_t counter = 0;
   std::uint32_t creator = 0;
   std::uint32_t state = SHMBW_REF_STATE_NONE;
@@ -63,6 +64,7 @@ struct Reference : Hook<Reference, OfOwner> {
   Worker* owner = nullptr;
   std::int64_t created = 0;            // unique, so it is also the cursor of LIST
   std::unique_ptr<std::string> error;  // set when the state is failed
+  std::uint32_t failure_place = books::kNowhere;
 
   RefKey key() const { return {counter, creator}; }
   bool settled() const { return state >= SHMBW_REF_STATE_READY; }
@@ -92,11 +94,17 @@ typename Table::value_type* find(Table& table, const RefKey& key) {
 
 inline constexpr std::size_t kMaxReferenceError = 400;
 
-struct Booked {
+// As changed(Region&).
+void changed(Reference& reference);
+void changed(Fork& fork);
+// They are about to end with the world.
+void end_records(World& world);
+
+struct BookedReference {
   Reference* reference = nullptr;
   Fork* fork = nullptr;
 };
-Result<Booked> book_reference(Worlds& worlds, Worker& maker, const shmbw_ref_create& wish);
+Result<BookedReference> book_reference(Worlds& worlds, Worker& maker, const shmbw_ref_create& wish);
 // For one life of the user's rank; 0: whichever is present.
 Result<Fork*> book_fork(Worlds& worlds, Worker& maker, const RefKey& reference, std::uint32_t user, std::uint32_t life);
 Result<Fork*> take_fork(Worker& user, const RefKey& fork, bool tell);

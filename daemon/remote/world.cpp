@@ -152,12 +152,23 @@ std::unique_ptr<Worker> make_life(World& home, std::uint32_t rank) {
   return made;
 }
 
+void end_record(World& home, Worker& worker) {
+  Books& books = home.worlds.host.books;
+  books.end<books::WorkerRecord>(books.workers, worker);
+}
+
 // The dead worker keeps what it owned. Its successor continues the counter, so no two references have the same name.
 void replace(World& home, std::uint32_t rank) {
   std::unique_ptr<Worker> before = std::exchange(home.workers[rank], make_life(home, rank));
   home.workers[rank]->first_counter = home.workers[rank]->last_counter = before->last_counter;
-  if (!before->owned.empty()) home.past.push_back(std::move(before));
+  if (before->owned.empty()) {
+    end_record(home, *before);
+  } else {
+    changed(*before);
+    home.past.push_back(std::move(before));
+  }
   ++home.replaced;
+  changed(home);
 }
 
 void forget_port(Worlds& worlds, const World& world) {
@@ -180,6 +191,7 @@ Result<World*> make_world(Worlds& worlds, Session& founder, const shmbw_world_jo
   made.address = address;
   made.created = worlds.host.now();
   made.charge = std::move(*charge);
+  changed(made);
   group->worlds.push_back(made);
   worlds.by_port[{made.uid, made.port}] = &made;
   return &made;
@@ -191,6 +203,10 @@ void destroy_world(Worlds& worlds, World& world) {
   Group& group = *world.group;
   const std::uint32_t uid = world.uid;
   group.worlds.remove(world);
+  end_records(world);
+  for (const auto* lives : {&world.workers, &world.past})
+    for (const auto& worker : *lives) end_record(world, *worker);
+  worlds.host.books.end<books::WorldRecord>(worlds.host.books.worlds, world);
   worlds.all.erase(world.id);
   settle_group(worlds.groups, group);
   worlds.accounts.drop_uid(uid);
@@ -206,6 +222,7 @@ void fail_world(Worlds& worlds, World& there, const Error& why, std::uint64_t to
     if (!worker->session) continue;
     told |= std::uint64_t{1} << worker->rank;
     worker->session->failed_world = there.id;
+    changed(*worker->session);
     worker->session->failure = cause;
   }
   worlds.failed.note({.uid = there.uid,
@@ -233,6 +250,11 @@ World::World(Worlds& owner, std::uint64_t number, Group& of, std::uint32_t size)
 }
 
 World::~World() = default;
+
+void changed(World& world) { world.worlds.host.books.worlds.note(world); }
+void changed(Worker& worker) { worker.home->worlds.host.books.workers.note(worker); }
+
+bool Worker::past() const { return home->workers[rank].get() != this; }
 
 std::uint32_t World::flags() const {
   std::uint32_t flags = 0;
@@ -307,8 +329,10 @@ Result<Worker*> join_world(Worlds& worlds, Session& session, const shmbw_world_j
   session.failure.reset();
   ++there->present;
   tell_world(*there, SHMBW_WORLD_CHANGE_JOINED, worker.rank, &session);
+  changed(worker);
   const bool last = !there->complete && there->present == there->workers.size();
   there->complete = there->complete || last;
+  changed(*there);
   if (last) tell_world(*there, SHMBW_WORLD_CHANGE_COMPLETE, worker.rank, &session);
   return &worker;
 }
@@ -320,6 +344,7 @@ void leave_world(Worlds& worlds, Session& session, bool died) {
   World& world = *worker.home;
   worker.session = nullptr;  // it gets no further event
   worker.state = died ? SHMBW_WORKER_STATE_DIED : SHMBW_WORKER_STATE_LEFT;
+  changed(worker);
   --world.present;
   const std::uint32_t forks = drop_forks(worker);
   const std::uint32_t owned = worker.owned.size();
@@ -329,6 +354,7 @@ void leave_world(Worlds& worlds, Session& session, bool died) {
                            world_text(world) + " died: " + std::to_string(forks) + " holds on references dropped, " +
                            std::to_string(owned) + " of its own are lost to others");
   if (world.complete && !died) world.ending = true;
+  changed(world);
   tell_world(world, died ? SHMBW_WORLD_CHANGE_DIED : SHMBW_WORLD_CHANGE_LEFT, worker.rank);
   if (!world.complete && died && world.present != 0) {
     const Error why = {.status = Status::worker_gone,
@@ -357,10 +383,12 @@ void end_world(Worlds& worlds, World& world) {
 
 void move_worker(Session& from, Session& to) {
   to.failed_world = from.failed_world;
+  changed(to);
   to.failure = from.failure;
   if (!from.worker || to.worker) return;
   to.worker = std::exchange(from.worker, nullptr);
   to.worker->session = &to;
+  changed(*to.worker);
 }
 
 void note_participant(Session& session, const Pool& pool, std::uint32_t index) {
@@ -368,11 +396,16 @@ void note_participant(Session& session, const Pool& pool, std::uint32_t index) {
   if (!worker || worker->home->pool != pool.id) return;
   worker->participant = index;
   worker->participant_life = pool.participants[index].life;
+  changed(*worker);
 }
 
 void forget_past(World& world, const Worker& worker) {
   if (world.workers[worker.rank].get() == &worker) return;
-  std::erase_if(world.past, [&](const auto& one) { return one.get() == &worker; });
+  std::erase_if(world.past, [&](const auto& one) {
+    if (one.get() != &worker) return false;
+    end_record(world, *one);
+    return true;
+  });
 }
 
 Result<Worker*> worker_in(const Session& session, std::uint64_t world) {

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
 #include "daemon/kit/timers.hpp"
@@ -40,7 +41,7 @@ struct World;
 struct Pool;
 
 // One life of a rank. It stays after its process is gone, because references that it owned still name it.
-struct Worker {
+struct Worker : books::Booked<Worker> {
   static constexpr std::uint32_t kNoPlace = 0xffff'ffff;
   World* home = nullptr;
   Session* session = nullptr;  // null: absent or gone
@@ -56,11 +57,12 @@ struct Worker {
   List<Fork, OfUser> forks;
 
   bool present() const { return state == SHMBW_WORKER_STATE_PRESENT; }
+  bool past() const;  // another life has its rank
   // A rank and its lives share one counter. True: this life made the reference.
   bool made(const RefKey& key) const { return key.creator == rank && key.counter > first_counter; }
 };
 
-struct World final : Timer, Hook<World, OfGroup> {  // the timer ends the doubt
+struct World final : Timer, Hook<World, OfGroup>, books::Booked<World> {  // the timer ends the doubt
   World(Worlds& worlds, std::uint64_t id, Group& group, std::uint32_t size);
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -89,6 +91,10 @@ struct World final : Timer, Hook<World, OfGroup> {  // the timer ends the doubt
   References references;
   Forks forks;
 };
+
+// As changed(Region&).
+void changed(World& world);
+void changed(Worker& worker);
 
 Result<Worker*> join_world(Worlds& worlds, Session& session, const shmbw_world_join& wish, std::string_view address,
                            std::string_view name);

@@ -3,17 +3,35 @@
 #include "daemon/serve/broker.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <string>
 
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
 #include "daemon/serve/answer.hpp"
+#include "daemon/serve/compare_books.hpp"
 #include "daemon/serve/ledger.hpp"
+#include "daemon/serve/records.hpp"
 #include "daemon/serve/session_end.hpp"
 
 namespace shmb::daemon {
 namespace {
+
+// One call from the transport. What it has changed is in the books at its end.
+class Turn {
+ public:
+  explicit Turn(Ledger& ledger) : ledger_(ledger) { ledger_.begin_turn(); }
+  ~Turn() {
+    write_books(ledger_);
+    if (ledger_.host.facts.compare_books) compare_books(ledger_);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Ledger& ledger_;
+};
 
 // Sessions of one uid over its limit that may be open. One that has got its refusal makes room for the next. If none of
 // them has said HELLO yet, the next is closed at once.
@@ -21,7 +39,8 @@ constexpr std::size_t kRefusedAtMost = 16;
 
 class Broker final : public BrokerEvents {
  public:
-  Broker(const Config& config, BrokerFacts facts, const Secret& key) : ledger_(config, std::move(facts), key) {}
+  Broker(const Config& config, BrokerFacts facts, const Secret& key, books::Store store)
+      : ledger_(config, std::move(facts), key, std::move(store)) {}
   Sys<void> prepare() { return Closer::prepare(ledger_.regions.closer); }
 
   // A session has two descriptors, its socket and its pidfd. Half of the reserve is for clients that get the refusal of
@@ -31,7 +50,7 @@ class Broker final : public BrokerEvents {
   }
   Session* connected(Link& link) override;
   void packet(Session& session, const wire::PacketView& packet) override {
-    ledger_.begin_turn();
+    const Turn turn(ledger_);
     if (!session.link || session.phase == Phase::ended) return;
     session.held = false;
     dispatch(ledger_, session, packet);
@@ -39,32 +58,33 @@ class Broker final : public BrokerEvents {
   }
   bool greeted(const Session& session) const override { return session.greeted(); }
   void end_of_file(Session& session) override {
-    ledger_.begin_turn();
+    const Turn turn(ledger_);
     end_session(ledger_, session);
     session.link = nullptr;
+    changed(session);
   }
   void process_died(Session& session, const sys::ExitInfo* how) override {
-    ledger_.begin_turn();
+    const Turn turn(ledger_);
     session_process_died(ledger_, session, how);
   }
   void disconnected(Session& session) override {
-    ledger_.begin_turn();
+    const Turn turn(ledger_);
     session_disconnected(ledger_, session);
   }
   void process_lives(Session& session) override {
-    ledger_.begin_turn();
+    const Turn turn(ledger_);
     report_lives(ledger_.sessions, session.id);
   }
   bool wants_exit(const Session& session) const override { return ledger_.sessions.reports.contains(session.id); }
   bool awaits_end(const Session& session) const override { return session.awaits_end(); }
   void process_ended(Session& session) override {
-    ledger_.begin_turn();
+    const Turn turn(ledger_);
     session_process_ended(ledger_, session);
   }
   void forget(Session& session) override;
   std::int64_t next_deadline() const override { return ledger_.host.timers.next(); }
   void tick(std::int64_t now) override {
-    ledger_.begin_turn();
+    const Turn turn(ledger_);
     ledger_.host.timers.run(now, ledger_.host.facts.tick_at_most);
   }
   bool close_elsewhere(std::uint32_t uid, std::vector<Fd> fds) override {
@@ -89,7 +109,7 @@ class Broker final : public BrokerEvents {
   }
   int wake_fd() const override { return ledger_.regions.closer.wake_fd(); }
   void woken() override {
-    ledger_.begin_turn();
+    const Turn turn(ledger_);
     closed_regions(ledger_.regions);
     seals_done(ledger_.sessions);
     devices_found(ledger_.gpu);
@@ -115,10 +135,10 @@ bool Broker::drop_one_told(Uid& uid) {
 }
 
 Session* Broker::connected(Link& link) {
+  const Turn turn(ledger_);
   const Peer& peer = link.peer();
   const bool admin = peer.admin || (peer.uid == 0 && !ledger_.host.private_mode());
-  if (reserve::low()) ledger_.memory_is_low();
-  if (reserve::low() && !peer.admin) return nullptr;
+  if (!ledger_.has_memory() && !peer.admin) return nullptr;
   // Its socket and its pidfd are open already.
   if (ledger_.accounts.descriptors() + kept_back(admin) > ledger_.host.facts.descriptors_limit) return nullptr;
   Uid& uid = ledger_.accounts.hold_uid(peer.uid);
@@ -144,9 +164,24 @@ Session* Broker::connected(Link& link) {
 }
 
 void Broker::forget(Session& session) {
+  const Turn turn(ledger_);
   end_session(ledger_, session);
   session_process_ended(ledger_, session);  // no later report will come
+  ledger_.host.books.end<books::SessionRecord>(ledger_.host.books.sessions, session);
   ledger_.sessions.all.erase(session.id);
+}
+
+// A limit on the size of files (RLIMIT_FSIZE) also counts what a file has no memory for. Then there is room for fewer
+// records.
+Result<books::Store> make_store(const BrokerFacts& facts) {
+  constexpr std::uint32_t kLeast = 4'096;
+  books::Store::Shape shape{.epoch = facts.epoch, .no_exec = facts.exec_seal};
+  auto store = books::Store::make(shape);
+  while (!store && store.error().system_errno == EFBIG && shape.capacity > kLeast) {
+    shape.capacity /= 2;
+    store = books::Store::make(shape);
+  }
+  return store;
 }
 
 constexpr const char* kPressure = "/proc/pressure/memory";
@@ -181,7 +216,8 @@ Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFa
   while (facts.epoch == 0)
     if (auto drawn = sys::random_bytes(std::as_writable_bytes(std::span(&facts.epoch, 1))); !drawn)
       return system_failure(drawn.error(), "drawing the epoch");
-  auto broker = std::make_unique<Broker>(config, std::move(facts), *key);
+  SHMB_TRY(store, make_store(facts));
+  auto broker = std::make_unique<Broker>(config, std::move(facts), *key, std::move(store));
   if (auto ready = broker->prepare(); !ready) return system_failure(ready.error(), "eventfd of the closing thread");
   return broker;
 }

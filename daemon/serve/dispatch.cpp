@@ -19,12 +19,14 @@
 #include <utility>
 
 #include "daemon/serve/answer.hpp"
+#include "daemon/serve/records.hpp"
 
 namespace shmb::daemon {
 
 void Request::fail(const Error& error) const {
   ledger.accounts.note_refusal(error);
   if (silent()) return;
+  write_books(ledger);
   auto buffer = std::span(ledger.reply.buffer.get(), std::size_t{SHMBW_MAX_MESSAGE});
   session.link->reply(wire::write_error_reply(buffer, packet.header.op, packet.header.tag, error), {});
 }
@@ -49,6 +51,7 @@ void Request::refuse_struct(Status status) const {
 }
 
 void Request::send(wire::Writer& out) const {
+  write_books(ledger);  // before the reply leaves (law 1)
   wire::Bytes packet_out = out.finish(ledger.reply.fds.size());
   if (packet_out.empty()) fail(Status::system, "own bug: the reply did not fit into one message");
   else session.link->reply(packet_out, ledger.reply.fds);
@@ -178,7 +181,7 @@ void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) 
   if (!traits.known())
     return request.fail(Status::unknown_op, "request " + std::to_string(header.op) + " is not known to this broker (" +
                                                 ledger.host.facts.version + ")");
-  if (reserve::low() && needs_memory(session, header.op, traits))
+  if (!ledger.has_memory() && needs_memory(session, header.op, traits))
     return request.fail(Status::no_memory,
                         "the broker's own memory is used up: it only takes things back until it has some again. Ask a "
                         "moment later, release what is not needed, or give the broker more (MemoryMax of its unit, "

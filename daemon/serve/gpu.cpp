@@ -323,6 +323,7 @@ Result<Reported> report_written(Ledger& ledger, Lease& lease) {
   set_lease(ledger.regions, lease, lease.rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE}, Reach::mapped);
   if (region.writers == 0 && !region.many_writers) {
     region.state = SHMBW_REGION_STATE_PUBLISHED;
+    changed(region);
     tell_region(ledger.watches, region, SHMBW_WATCH_EVENT_PUBLISHED);
   }
   return Reported{region.gpu->state, 1};
@@ -438,7 +439,9 @@ static Result<shmbw_gpu_pinned_reply> pin(Ledger& ledger, Session& session, cons
     ++pins;
     // A GPU may still write to this memory, and a later user of it would see that.
     lease->region->no_recycle = true;
+    changed(*lease->region);
   }
+  changed(*lease);
   return shmbw_gpu_pinned_reply{{}, pins, 0};
 }
 

@@ -159,6 +159,7 @@ void serve_group_end(const Request& request) {
   reply.members = group->members.size();
   if (tree_gone) {
     group->tree_gone = true;
+    changed(*group);
     settle_group(ledger.groups, *group);
     group = find_group(ledger.groups, id);
     if (group && group->kept() && (wish->flags & SHMBW_END_RELEASE_KEPT) != 0) end_group(ledger.groups, *group, true);
@@ -205,6 +206,7 @@ void serve_group_limit(const Request& request) {
   reply.used = used;
   group.asked_bytes = wish->bytes;
   group.asked_by_admin = session.admin;
+  changed(group);
   group.apply_limits();
   reply.bytes = group.account.limit(Resource::bytes);
   request.answer(reply);

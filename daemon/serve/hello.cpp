@@ -79,6 +79,7 @@ void serve_hello(const Request& request) {
   auto& [ledger, session, packet] = request;
   auto hello = request.read<shmbw_hello>();
   if (!hello) return;
+  changed(session);
   wire::TextReader texts(packet.rest);
   auto library = texts.take(hello->library_len);
   auto group = texts.take(hello->group_len);

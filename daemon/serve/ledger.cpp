@@ -17,6 +17,12 @@ Ledger::~Ledger() {
   groups.all.clear();
 }
 
+bool Ledger::has_memory() {
+  if (!reserve::low() && host.books.store.ready()) return true;
+  memory_is_low();
+  return false;
+}
+
 void Ledger::memory_is_low() {
   constexpr std::int64_t kTellEvery = 60'000'000'000;
   if (told_low_ == 0 || host.now() - told_low_ >= kTellEvery) {

@@ -36,8 +36,8 @@ namespace shmb::daemon {
 
 class Ledger {
  public:
-  Ledger(const Config& config, BrokerFacts facts, const Secret& hash_key)
-      : host(config, std::move(facts)),
+  Ledger(const Config& config, BrokerFacts facts, const Secret& hash_key, books::Store store)
+      : host(config, std::move(facts), std::move(store)),
         groups(host, accounts, watches, regions, hash_key),
         tickets(host, accounts, groups, regions, hash_key) {}
   ~Ledger();
@@ -51,6 +51,7 @@ class Ledger {
     regions.releaser.begin_turn();
   }
 
+  bool has_memory();     // for a request that needs some, and for its records
   void memory_is_low();  // once a minute in the log
 
   Host host;

@@ -236,7 +236,9 @@ Result<void> release(Ledger& ledger, Session& session, const shmbw_release& wish
   const bool unmapped = (wish.flags & SHMBW_RELEASE_RECYCLE) != 0;
   if (lease && wish.count != 0 && wish.count < lease->count) {
     lease->count -= wish.count;
+    changed(*lease);
     if (!unmapped) region.no_recycle = true;
+    changed(region);
     if (lease->kept) keep_lease(ledger.regions, *lease);  // asked for again if no session needs it now
   } else if (lease) {
     drop_lease(ledger.regions, *lease, unmapped);
@@ -298,6 +300,7 @@ void serve_ready(const Request& request) {
       region->populated = std::min(ready->populated, region->bytes);
     }
     if (region->state == SHMBW_REGION_STATE_CREATED && lease->writes()) region->state = SHMBW_REGION_STATE_READY;
+    changed(*region);
     if (lease->may_still_map_for_writing()) set_lease(ledger.regions, *lease, lease->rights, Reach::mapped);
   }
 }

@@ -52,6 +52,7 @@ void serve_world_pool(const Request& request) {
     auto place = place_in(request.ledger.pools, request.session, wish->pool);
     if (!place) return request.fail(place.error());
     home.pool = wish->pool;
+    changed(home);
     note_participant(request.session, *place->pool, place->index);
     tell_world(home, SHMBW_WORLD_CHANGE_POOL, (*worker)->rank, &request.session);
   }
@@ -160,7 +161,11 @@ void serve_ref_ask(const Request& request) {
   if (!found) return request.fail(found.error());
   const Reference& reference = **found;
   if ((wish->flags & SHMBW_REF_FORK_TELL) != 0)
-    reference.forks.each([&](Fork& fork) { fork.tell = fork.tell || fork.user == *by; });
+    reference.forks.each([&](Fork& fork) {
+      if (fork.user != *by || fork.tell) return;
+      fork.tell = true;
+      changed(fork);
+    });
   const std::string_view text = reference.error ? std::string_view(*reference.error) : std::string_view();
   shmbw_ref_ask_reply reply{};
   reply.state = reference.state;

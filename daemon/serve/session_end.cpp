@@ -13,11 +13,13 @@ void take_over(Ledger& ledger, Session& heir, Session& from) {
     auto node = from.leases.extract(from.leases.begin());
     Lease& lease = node.mapped();
     lease.session = &heir;
+    changed(lease);
     if (GpuMemory* gpu = lease.region->gpu.get(); gpu && gpu->exporter == from.id) gpu->exporter = heir.id;
     lease.charge.move_to(heir.account);
     heir.leases.insert(std::move(node));
   }
   heir.line = from.line;
+  changed(heir);
   move_tickets(from, heir);
   move_ticket_charges(from, heir);
   if (Group* group = from.group) join_group(ledger.groups, heir, *group);
@@ -33,6 +35,7 @@ void take_over(Ledger& ledger, Session& heir, Session& from) {
 // The last step of a session's end. It comes later where the process still has places in pools.
 static void give_back_session(Ledger& ledger, Session& session) {
   session.charge.give_back();
+  changed(session);
   ledger.accounts.drop_uid(session.uid);
 }
 
@@ -61,6 +64,7 @@ void end_session(Ledger& ledger, Session& session) {
   leave_pools_over(ledger.pools, session);
   ledger.regions.tally = outer;
   session.phase = Phase::ended;
+  changed(session);
   session.link = nullptr;
   if (session.refusal) std::erase(ledger.accounts.uids.at(session.uid).refused, session.id);
   --ledger.accounts.live_sessions;
@@ -83,6 +87,7 @@ void session_process_died(Ledger& ledger, Session& session, const sys::ExitInfo*
   session_process_ended(ledger, session);
   if (session.phase == Phase::ended) return report_exit(ledger.sessions, session.id, how);
   session.process_gone = true;
+  changed(session);
   if (how) session.exit = *how;
   gpu_session_over(ledger.regions, session);  // a forked child that holds the socket has no GPU memory
   // Roles, and things bound to the session's end, belong to the process, not to the socket that a child may hold.
@@ -95,6 +100,7 @@ void session_process_died(Ledger& ledger, Session& session, const sys::ExitInfo*
 
 void session_disconnected(Ledger& ledger, Session& session) {
   session.link = nullptr;
+  changed(session);
   if (session.phase == Phase::ended) return;
   session.lazy = true;
   forget_lanes_in_making(ledger.pools, session);

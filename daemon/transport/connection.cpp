@@ -231,6 +231,11 @@ void Connection::reply(wire::Bytes packet, std::span<const int> fds) {
 void Connection::event(wire::Bytes packet) {
   if (ending_ != Ending::none) return;
   outbox_->event(packet);
+}
+
+void Connection::send_events() {
+  if (ending_ != Ending::none || !outbox_->has_events()) return;
+  outbox_->send_events();
   if (!serving_) go_on();
 }
 

@@ -51,11 +51,13 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   bool start();
 
   const Peer& peer() const override { return identity_.facts; }
+  Held descriptors_held() const override { return {socket_.get(), identity_.pidfd.get()}; }
   void reply(wire::Bytes packet, std::span<const int> fds) override;
   void hold() override { waiting_ = serving_ && !replied_; }
   void serve_again() override;
   void yield() override { yields_ = serving_ && !replied_; }
   void event(wire::Bytes packet) override;
+  void send_events() override;
   void drop(std::string_view why) override;
   std::uint32_t descriptors_in_flight() const override { return outbox_->unread_descriptors(); }
   bool confirm_start_time(std::uint64_t start_time) override;

@@ -31,6 +31,11 @@ struct Peer {
 class Link {
  public:
   virtual const Peer& peer() const = 0;
+  // The numbers of its descriptors in the broker's table; -1: none.
+  struct Held {
+    int socket = -1, pidfd = -1;
+  };
+  virtual Held descriptors_held() const { return {}; }
   // The one reply to the request in service. Descriptors are borrowed for the call: the link duplicates any that it
   // keeps.
   virtual void reply(wire::Bytes packet, std::span<const int> fds) = 0;
@@ -41,8 +46,10 @@ class Link {
   // Instead of the reply: the request in service was served in part. It is served again in the session's next turn,
   // also if the peer has gone meanwhile.
   virtual void yield() = 0;
-  // Queued; one event packet in flight, then a gap event (law 8).
+  // Queued; one event packet in flight, then a gap event (law 8). It leaves by `send_events`, or later. What it tells
+  // must be in the books before that: a watcher must not know more than they do.
   virtual void event(wire::Bytes packet) = 0;
+  virtual void send_events() = 0;
   // The peer broke the protocol: log `why` once, close. The ledger gets end_of_file afterwards, from the transport and
   // not from inside this call.
   virtual void drop(std::string_view why) = 0;

@@ -244,16 +244,18 @@ Outbox::Sent Outbox::reply(wire::Bytes packet, std::span<const int> fds, std::in
 
 // A peer that reads gets its events, however much others of its user leave unread: only queued events are bounded.
 void Outbox::event(wire::Bytes packet) {
-  if (events_.empty() && lost_events_ == 0 && may_send_event() && send_event(packet)) return;
+  const bool goes = events_.empty() && lost_events_ == 0 && may_send_event();
   // Once some events are lost, all are lost until the peer has the gap. So the peer never misses an event without a
   // gap.
   std::uint64_t& used = user_->second.event_bytes;
   const std::size_t cost = EventQueue::cost(packet);
-  if (events_.count() >= events_queued_ || lost_events_ > 0 || used + cost > InFlight::kEventBytesOfUser) {
+  const std::size_t most = events_queued_ + (first_goes_ ? 1 : 0);
+  if (!goes && (events_.count() >= most || lost_events_ > 0 || used + cost > InFlight::kEventBytesOfUser)) {
     ++lost_events_;
     last_lost_ = sequence_of(packet);
     return;
   }
+  first_goes_ = first_goes_ || goes;
   used += cost;
   events_.push(packet);
 }
@@ -288,7 +290,8 @@ bool Outbox::send_event(wire::Bytes packet) {
 }
 
 void Outbox::send_events() {
-  if ((events_.empty() && lost_events_ == 0) || !may_send_event()) return;
+  if (!has_events() || !may_send_event()) return;
+  first_goes_ = false;
   if (!events_.empty()) {
     if (send_event(events_.front())) drop_event();
     return;

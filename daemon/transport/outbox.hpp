@@ -108,12 +108,14 @@ class Outbox : public Hook<Outbox, Unread> {
   enum class Sent { sent, kept, peer_gone, lost };
   // `lost`: the reply can neither be sent nor kept, so the session cannot continue. `fds` are borrowed.
   Sent reply(wire::Bytes packet, std::span<const int> fds, std::int64_t now);
-  void event(wire::Bytes packet);
+  void event(wire::Bytes packet);  // queued only
+  bool has_events() const { return !events_.empty() || lost_events_ > 0; }
+  void send_events();
   // A reply with so many descriptors is being made in several turns. They count for its process from now on.
   void promise(std::size_t descriptors);
   // Call after the peer has read something, or some time later. Sends what waits, as far as it may.
   Sent flush(std::int64_t now);
-  bool wants_edge() const { return kept_reply_ || !events_.empty() || lost_events_ > 0; }
+  bool wants_edge() const { return kept_reply_ || has_events(); }
   // No edge of this socket reports that the allowance, or the kernel's memory, is free again.
   bool wants_timer() const { return kept_reply_ || (wants_edge() && !reply_unread_ && !event_unread_); }
 
@@ -129,7 +131,6 @@ class Outbox : public Hook<Outbox, Unread> {
   Sent send(wire::Bytes packet, std::span<const int> fds, std::int64_t now);
   bool may_send_event();
   bool send_event(wire::Bytes packet);
-  void send_events();
   void drop_event();
   void drop_events();
 
@@ -150,6 +151,7 @@ class Outbox : public Hook<Outbox, Unread> {
   std::vector<Fd> kept_fds_;
 
   EventQueue events_;
+  bool first_goes_ = false;  // nothing was unread when the first of them came, so it does not count as queued
   std::uint64_t lost_events_ = 0, last_lost_ = 0;
 
   friend class InFlight;

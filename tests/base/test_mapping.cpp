@@ -72,6 +72,27 @@ TEST_CASE("from 2 MiB on, address and file offset agree modulo 2 MiB") {
     }
 }
 
+TEST_CASE("a mapping grows over the same file, and stays as it is where there is no address space") {
+  const Fd fd = memory_file(3 * kSmallPage);
+  auto mapping = Mapping::map(fd.get(), kSmallPage, kSmallPage, Access::read_write);
+  auto whole = Mapping::map(fd.get(), 0, 3 * kSmallPage, Access::read);
+  REQUIRE(mapping);
+  REQUIRE(whole);
+  mapping->data()[0] = std::byte{1};
+  {
+    const harness::Injected broken(Call::mremap, ENOMEM);
+    CHECK_FALSE(mapping->grow(2 * kSmallPage));
+    CHECK(mapping->size() == kSmallPage);
+    CHECK(mapping->data()[0] == std::byte{1});
+  }
+  REQUIRE(mapping->grow(2 * kSmallPage));
+  CHECK(mapping->size() == 2 * kSmallPage);
+  CHECK(mapping->data()[0] == std::byte{1});
+  mapping->data()[kSmallPage] = std::byte{2};
+  CHECK(whole->data()[kSmallPage] == std::byte{1});
+  CHECK(whole->data()[2 * kSmallPage] == std::byte{2});
+}
+
 TEST_CASE("the margin of an aligned mapping is given back, and all of it at the end") {
   if (harness::kAddressSanitizer || harness::kThreadSanitizer) SKIP_CASE("a sanitizer moves the address space itself");
   const Fd fd = memory_file(4 * kHugePage);

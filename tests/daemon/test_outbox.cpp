@@ -36,6 +36,7 @@ struct Pair {
     fixed.sequence = sequence;
     writer.begin(SHMBW_EVENT | SHMBW_EVENT_REGION_GONE, 0, Status::ok, fixed);
     box.event(writer.finish(0));
+    box.send_events();
   }
   // Size of the packet, 0 when there is none; its descriptors are closed.
   std::size_t read(std::size_t* fds = nullptr) {
@@ -291,13 +292,17 @@ TEST_CASE("sessions of one user that read no event keep a bounded amount of memo
       fixed.sequence = sequence;
       writer.begin(SHMBW_EVENT | SHMBW_EVENT_REGION_GONE, 0, Status::ok, fixed);
       const wire::Bytes packet = writer.finish(0);
-      for (Outbox& box : lazy) box.event(packet);
+      for (Outbox& box : lazy) {
+        box.event(packet);
+        box.send_events();
+      }
     }
     CHECK(heap() - before < (std::size_t{12} << 20));
     auto own = std::move(*sys::seqpacket_pair());
     Outbox reads(own[0].get(), 256, in_flight, &in_flight, Sharer{1000, 1});
     std::byte bytes[64] = {};
     reads.event(bytes);
+    reads.send_events();
     std::byte received[64];
     CHECK(sys::receive_data(own[1].get(), received)->size == 64);
   }

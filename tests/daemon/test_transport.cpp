@@ -394,6 +394,7 @@ void send_events(Link& link, std::uint64_t first, std::uint64_t count) {
     writer.begin(SHMBW_EVENT | SHMBW_EVENT_REGION_GONE, 0, Status::ok, event);
     link.event(writer.finish(0));
   }
+  link.send_events();
 }
 
 }  // namespace

@@ -96,10 +96,10 @@ TEST_CASE("law 5: in a batch each create is whole or nothing, and the failed one
 }
 
 TEST_CASE("law 5: a call that fails in the broker is a sentence, and the next create is served") {
-  // The first ftruncate of a broker is of its lock file.
+  // A broker's first memory file is its books, and its first ftruncate is of its lock file.
   for (const std::string fault :
-       {"memfd_create:EMFILE:1", "memfd_create:ENFILE:1", "memfd_create:ENOMEM:1", "ftruncate:ENOSPC:2",
-        "ftruncate:ENOMEM:2", "fchmod:EPERM:1", "add_seals:EPERM:1", "add_seals:ENOMEM:1"}) {
+       {"memfd_create:EMFILE:2", "memfd_create:ENFILE:2", "memfd_create:ENOMEM:2", "ftruncate:ENOSPC:3",
+        "ftruncate:ENOMEM:3", "fchmod:EPERM:2", "add_seals:EPERM:1", "add_seals:ENOMEM:1"}) {
     CAPTURE(fault);
     BrokerOptions options;
     options.seam = "fail=" + fault;

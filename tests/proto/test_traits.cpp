@@ -71,7 +71,7 @@ TEST_CASE("the kinds of requests are those of PROTOCOL.md") {
            "POOL_DOORBELL GPU_DEVICE GPU_PUBLISH GPU_CHUNKS");
   CHECK_EQ(names_where([](const Traits& traits) { return traits.fds_out == FdsOut::per_element; }), "CREATE ATTACH");
   CHECK_EQ(names_where([](const Traits& traits) { return traits.fds_out == FdsOut::some; }),
-           "PUBLISH POOL_CREATE POOL_JOIN POOL_DOORBELL GPU_OPEN GPU_MORE GPU_TIMELINE");
+           "PUBLISH POOL_CREATE POOL_JOIN POOL_DOORBELL GPU_OPEN GPU_MORE GPU_TIMELINE BOOKS");
   CHECK_EQ(names_where([](const Traits& traits) { return traits.spends; }), "RELEASE POOL_LEAVE QUEUE_CLOSE");
   CHECK_EQ(names_where([](const Traits& traits) { return traits.undo == SHMBW_OP_RELEASE; }),
            "CREATE ATTACH GPU_PUBLISH GPU_OPEN GPU_TIMELINE");

@@ -81,6 +81,21 @@ TEST_CASE("status counts one of a kind as one") {
   CHECK(world.tool({"release", "one"}).status == 0);
 }
 
+TEST_CASE("status --state shows each record of the books, and no secret") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "one"}).status == 0);
+  const Ended state = world.tool({"status", "--state"});
+  CHECK(state.status == 0);
+  CHECK(state.out.starts_with("books 1.0 transaction="));
+  CHECK(has(state.out, "\nregion id=1 group=1 length=1 bytes=4096 "));
+  CHECK(has(state.out, "\nname id=1 group=1 text=\"one\"\n"));
+  CHECK(has(state.out, " library=\"shmbroker "));
+  CHECK_FALSE(has(state.out, "secret"));
+  CHECK_FALSE(has(state.out, "problem: "));
+  CHECK(world.tool({"release", "one"}).status == 0);
+  CHECK_FALSE(has(world.tool({"status", "--state"}).out, "\nregion "));
+}
+
 TEST_CASE("list, inspect and status tell the same story as put") {
   World world;
   REQUIRE(world.tool({"put", world.file("f", bytes_of_every_kind(5000)), "--name", "kv", "--keep", "10m"}).status == 0);

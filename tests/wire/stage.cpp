@@ -263,6 +263,7 @@ const std::vector<Valid>& all_valid() {
     add("INHERIT",
         [](S s, Tag tag) { return batch(SHMBW_OP_INHERIT, tag, std::vector{shmbw_inherit{s.region, 0, 1}}); });
     add("SHELF_EMPTY", [](S, Tag tag) { return plain(SHMBW_OP_SHELF_EMPTY, tag, shmbw_shelf_empty{4096}); });
+    add("BOOKS", [](S, Tag tag) { return plain(SHMBW_OP_BOOKS, tag, shmbw_books{}); });
     add("GROUP_CREATE", [](S, Tag tag) {
       shmbw_group_create wish{};
       wish.flags = SHMBW_GROUP_ADOPT_EXISTING;

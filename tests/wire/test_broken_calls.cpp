@@ -25,6 +25,8 @@ const std::map<std::string, std::vector<std::string>>& errnos() {
       {"memfd_create", {"EMFILE", "ENFILE", "ENOMEM"}},
       {"ftruncate", {"ENOMEM", "EFBIG", "EPERM"}},
       {"fchmod", {"EPERM"}},
+      {"mmap", {"ENOMEM"}},
+      {"madvise", {"ENOMEM"}},
       {"fstat", {"ENOMEM"}},
       {"add_seals", {"EPERM", "EBUSY"}},
       {"get_seals", {"EINVAL"}},

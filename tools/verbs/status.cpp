@@ -3,9 +3,12 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "base/mapping.hpp"
 #include "base/result.hpp"
 #include "base/text.hpp"
+#include "daemon/books/reader.hpp"
 #include "spawn/ranks/tree.hpp"
 #include "tools/exit_code.hpp"
 #include "tools/report_json.hpp"
@@ -96,6 +99,24 @@ std::string status_text(const Common& common, const Viewer& viewer, const Broker
   return label_lines(lines);
 }
 
+// The books as the broker would leave them now. Exit status 6: something in them is damaged or contradicts itself.
+int run_state(const Common& common) {
+  auto viewer = Viewer::connect_for(common, true);
+  if (!viewer) return fail(viewer.error());
+  auto books = client::broker_books(viewer->session(), viewer->deadline());
+  if (!books) return fail(books.error());
+  auto map = Mapping::map(books->memory.get(), 0, books->record.bytes, Access::read);
+  if (!map) return fail(system_failure(map.error(), "mapping the copy of the broker's books").error());
+  std::vector<std::byte> bytes(map->data(), map->data() + map->size());
+  auto reader = daemon::books::Reader::open(bytes);
+  if (!reader) return fail(reader.error());
+  const std::vector<std::string> problems = reader->problems();
+  std::string text = reader->text();
+  for (const std::string& problem : problems) text += "problem: " + problem + "\n";
+  if (!print(text)) return kExitError;
+  return problems.empty() ? kExitOk : kExitFindings;
+}
+
 int run_status(const Common& common) {
   auto viewer = Viewer::connect(common);
   if (!viewer) return fail(viewer.error());
@@ -126,10 +147,15 @@ int run_status(const Common& common) {
 }  // namespace
 
 Command add_status(CLI::App& app) {
-  auto common = std::make_shared<Common>();
+  struct StatusOptions {
+    Common common;
+    bool state = false;
+  };
+  auto options = std::make_shared<StatusOptions>();
   CLI::App* verb = app.add_subcommand("status", "Show which broker answers, and what it found on this host");
-  add_common(*verb, *common, true, true);
-  return {verb, [common] { return run_status(*common); }};
+  verb->add_flag("--state", options->state, "Instead: every record of the broker's books, without secrets");
+  add_common(*verb, options->common, true, true);
+  return {verb, [options] { return options->state ? run_state(options->common) : run_status(options->common); }};
 }
 
 }  // namespace shmb::tools

@@ -17,6 +17,7 @@ void FakeLink::reply(wire::Bytes packet, std::span<const int> fds) {
   // Into room that is there already, so that what the books allocate can be counted.
   REQUIRE(!pending_);
   pending_ = true;
+  on_reply();
   bytes_.assign(packet.begin(), packet.end());
   for (int fd : fds) {
     Fd borrowed = Fd::adopt(fd);
@@ -25,6 +26,13 @@ void FakeLink::reply(wire::Bytes packet, std::span<const int> fds) {
     REQUIRE(own);
     fds_.push_back(std::move(*own));
   }
+}
+
+void FakeLink::send_events() {
+  if (queued_.empty()) return;
+  on_event();
+  for (Packet& event : queued_) events.push_back(std::move(event));
+  queued_.clear();
 }
 
 void FakeLink::collect() {
@@ -61,11 +69,12 @@ Config system_config() {
   return config;
 }
 
-World::World(Config config, BrokerFacts facts) {
+World::World(Config config, BrokerFacts facts, bool compares) {
   if (config.limits.host_bytes == 0) config.limits.host_bytes = 1ULL << 40;
   if (facts.version.empty()) facts.version = "shmbrokerd test";
   if (facts.uid == 0) facts.uid = 990;
   facts.epoch = 0xe10c;
+  facts.compare_books = compares;
   if (facts.descriptors_limit == 0) facts.descriptors_limit = 19'000;
   facts.now = [this] { return now; };
   facts.last_pid = [this] { return next_pid - 1; };
@@ -103,7 +112,10 @@ void World::expect_empty() {
     Client asker = admin();
     CHECK(asker.rows<shmbw_uid_record>(SHMBW_TABLE_UIDS).size() == 1);
   }
-  for (const std::string& line : log) CHECK(line.find("own bug") == line.npos);
+  for (const std::string& line : log) {
+    CAPTURE(line);
+    CHECK(line.find("own bug") == line.npos);
+  }
 }
 
 shmbw_status_reply World::status() {

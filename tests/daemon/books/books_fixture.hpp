@@ -41,7 +41,8 @@ class FakeLink final : public Link {
   void hold() override { held = true; }
   void serve_again() override { again(); }
   void yield() override { yields = true; }
-  void event(wire::Bytes packet) override { events.push_back({{packet.begin(), packet.end()}, {}}); }
+  void event(wire::Bytes packet) override { queued_.push_back({{packet.begin(), packet.end()}, {}}); }
+  void send_events() override;
   void drop(std::string_view why) override { dropped = why; }
   std::uint32_t descriptors_in_flight() const override { return 0; }
   bool over_share() const override { return is_over_share; }
@@ -58,12 +59,15 @@ class FakeLink final : public Link {
   bool start_time_right = true, takes_descriptors = false, takes_many = false, process_is_over = false,
        is_over_share = false;
   std::vector<Fd> brought;  // with the next request; gone after it
+  std::function<void()> on_reply = [] {};
+  std::function<void()> on_event = [] {};
   void bring(Fd fd) { brought.push_back(std::move(fd)); }
 
   void collect();  // the reply, after the books have returned
 
  private:
   Peer peer_;
+  std::vector<Packet> queued_;  // events
   std::vector<std::byte> bytes_;
   std::vector<Fd> fds_;
   bool pending_ = false;
@@ -212,7 +216,8 @@ class Client {
 
 class World {
  public:
-  explicit World(Config config = {}, BrokerFacts facts = {});
+  // `compares`: after each call the books are compared with the objects. A comparison allocates.
+  explicit World(Config config = {}, BrokerFacts facts = {}, bool compares = true);
   ~World();  // everything freed, every table empty
   // Connected and greeted.
   Client client(std::uint32_t uid = 1000, std::uint32_t pid = 0);

@@ -9,7 +9,9 @@
 #include "daemon/kit/account.hpp"
 
 using namespace shmb;
-using namespace shmb::daemon;
+using daemon::Account;
+using daemon::Charge;
+using daemon::Resource;
 
 namespace {
 

@@ -5,8 +5,9 @@
 #include "tests/daemon/books/books_fixture.hpp"
 
 using namespace shmb;
-using namespace shmb::daemon;
 using namespace shmb::daemon::test;
+using daemon::Config;
+using daemon::parse_config;
 
 namespace {
 

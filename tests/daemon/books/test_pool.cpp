@@ -8,6 +8,7 @@
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "tests/daemon/books/pool_client.hpp"
+#include "tests/daemon/books/records_fixture.hpp"
 
 using namespace shmb;
 using namespace shmb::daemon::test;
@@ -504,4 +505,69 @@ TEST_CASE("a descriptor that the request does not state drops the peer, and so d
   CHECK(send(SHMBW_DOORBELL_SET, 0) != "");
   CHECK(send(SHMBW_DOORBELL_GET, 1) != "");
   CHECK(send(0, 1) != "");
+}
+
+TEST_CASE("the books follow a pool, its participants and its segments") {
+  World world(private_config());
+  Client maker = world.client(), second = world.client(), asker = world.client();
+  const auto books = [&] { return text_in(ask_books(asker)); };
+  maker.make_group({.name = "job"});
+  maker.join("job");
+  second.join("job");
+  PoolClient made = map_pool(pool_create(maker, {.name = "frames", .lane_bytes = 65536}));
+  const std::string id = std::to_string(made.pool), of_pool = " pool=" + id;
+  CHECK(has(books(), "\npool id=" + id + " group=1 created="));
+  CHECK(has(books(), " lane_bytes=65536 most_slots=16 "));
+  CHECK(has(books(), " name=\"frames\"\n"));
+  CHECK(has(books(), of_pool + " session=" + std::to_string(maker.id) + " life=1 uid=1000 "));
+  const Created region = segment_region(maker);
+  REQUIRE(pool_segment(maker, made.pool, region.ref(), 512, 8).status() == Status::ok);
+  const std::string cut = "\nsegment id=" + std::to_string(region.ref().id) + of_pool;
+  CHECK(has(books(), cut + " slot_size=512 slots=8 slots_limit=8\n"));
+  CHECK(has(books(), " slots=8 owner_uid=1000 "));
+  map_pool(pool_join(second, made.pool, SHMBW_POOL_READ_ONLY));
+  const std::string whom = of_pool + " session=" + std::to_string(second.id) + " index=1 life=1 ";
+  CHECK(has(books(), whom));
+  CHECK(has(books(), " state=2 read_only=1\n"));
+  second.die();
+  const std::string died = books();
+  CHECK_FALSE(has(died, whom));
+  CHECK(has(died, of_pool + " index=1 life=1 "));
+  CHECK(has(died, " state=3 read_only=1\n"));
+  CHECK(has(died, " slots=8 deaths=1 "));
+  world.advance(kSecond);
+  CHECK(has(books(), of_pool + " index=1 life=1 "));  // the next one there has life 2
+  CHECK_FALSE(has(books(), " state=3 "));
+  shmbw_pool_leave leave{};
+  leave.pool = made.pool;
+  leave.flags = SHMBW_POOL_LEAVE_REMOVE | SHMBW_POOL_LEAVE_STAY;
+  CHECK(maker.call(SHMBW_OP_POOL_LEAVE, leave).status() == Status::ok);
+  CHECK_FALSE(has(books(), "frames"));
+  CHECK(pool_leave(maker, made.pool).status() == Status::ok);
+  const std::string left = books();
+  for (const char* kind : {"\npool ", "\nparticipant ", "\nsegment "}) CHECK_FALSE(has(left, kind));
+}
+
+TEST_CASE("the books have the number of a doorbell while its participant lives") {
+  World world(private_config());
+  Client maker = world.client();
+  HelloRequest with_rights;
+  with_rights.features = SHMBW_FEATURE_PASS_RIGHTS;
+  Client rings = world.silent();
+  REQUIRE(rings.hello(with_rights).status() == Status::ok);
+  const auto books = [&] { return text_in(ask_books(maker)); };
+  PoolClient made = map_pool(pool_create(rings));
+  CHECK_FALSE(has(books(), " doorbell="));
+  auto pair = sys::seqpacket_pair();
+  REQUIRE(pair);
+  rings.link().bring(std::move((*pair)[0]));
+  shmbw_pool_doorbell set{};
+  set.pool = made.pool;
+  set.flags = SHMBW_DOORBELL_SET;
+  REQUIRE(rings.call(SHMBW_OP_POOL_DOORBELL, set).status() == Status::ok);
+  CHECK(has(books(), " doorbell_of=1000 doorbell="));
+  REQUIRE(pool_join(maker, made.pool).status() == Status::ok);
+  rings.die();
+  CHECK_FALSE(has(books(), " doorbell="));
+  CHECK(has(books(), " state=3\n"));
 }
