@@ -4,6 +4,9 @@
 
 #ifdef SHMB_TEST_SEAM
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <charconv>
@@ -12,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/fault_lives.hpp"
 #include "base/text.hpp"
 
 namespace shmb::fault {
@@ -38,6 +42,8 @@ std::mutex lock;
 std::array<std::vector<Rule>, kCalls> rules;
 std::atomic<int> pretended_version{0};
 std::string fake_gpus;
+unsigned lives_that_die = 0;
+std::atomic<long> calls_left{0};  // until this process kills itself; 0: it does not
 
 std::optional<Call> call_named(std::string_view name) {
   for (std::size_t i = 0; i < kCalls; ++i)
@@ -97,6 +103,13 @@ Result<void> configure_kernel(std::string_view part, std::string_view text) {
   return {};
 }
 
+Result<void> configure_deaths(std::string_view part, std::string_view text) {
+  const auto lives = number(text);
+  if (!lives || *lives < 1) return bad(part, "expected die_each=LIVES");
+  lives_that_die = static_cast<unsigned>(*lives);
+  return {};
+}
+
 Result<void> configure_gpu(std::string_view part, std::string_view text) {
   if (!text.empty() && !text.starts_with('/')) return bad(part, "expected gpu=/ABSOLUTE/FOLDER");
   std::lock_guard guard(lock);
@@ -114,6 +127,7 @@ std::string gpu_root() {
 int fails(Call call) {
   const auto index = static_cast<std::size_t>(call);
   counts[index].fetch_add(1, std::memory_order_relaxed);
+  if (calls_left.load(std::memory_order_relaxed) > 0 && calls_left.fetch_sub(1) == 1) (void)::kill(::getpid(), SIGKILL);
   if (rules_held.load(std::memory_order_acquire) == 0) return 0;
   std::lock_guard guard(lock);
   int failure = 0;
@@ -126,6 +140,10 @@ int fails(Call call) {
     }
   }
   return failure;
+}
+
+void begin_life(unsigned lives_before) {
+  if (lives_before < lives_that_die) calls_left = static_cast<long>(lives_before) + 1;
 }
 
 void inject(Call call, int err, int first, int times) {
@@ -162,7 +180,8 @@ Result<void> configure(std::string_view text) {
     if (key == "fail") done = configure_fault(part, value);
     else if (key == "pretend_kernel") done = configure_kernel(part, value);
     else if (key == "gpu") done = configure_gpu(part, value);
-    else return bad(part, "known are 'fail', 'pretend_kernel' and 'gpu'");
+    else if (key == "die_each") done = configure_deaths(part, value);
+    else return bad(part, "known are 'fail', 'pretend_kernel', 'gpu' and 'die_each'");
     if (!done) return done;
   }
   return {};

@@ -8,14 +8,22 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "base/fault.hpp"
+#include "base/fault_lives.hpp"
 #include "base/kernel.hpp"
 #include "base/result.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "daemon/keep/keeper.hpp"
+#include "daemon/keep/leftovers.hpp"
 #include "daemon/kit/log.hpp"
 #include "daemon/kit/reserve.hpp"
 #include "daemon/serve/broker.hpp"
@@ -32,6 +40,8 @@ namespace shmb::daemon {
 namespace {
 
 constexpr int kOk = 0, kFailure = 1, kUsage = 2;
+constexpr std::int64_t kLockPatience = 2'000'000'000;
+constexpr std::size_t kOpenedLater = 8;  // by a broker with keepers: engine, signals, wake-up, two sockets
 
 std::uint64_t feature_bits(const KernelFeatures& found, bool uring) {
   std::uint64_t bits = 0;
@@ -69,16 +79,56 @@ Result<SocketFile> listen_at(ServiceManager& manager, const Config& config, cons
   return SocketFile::create(config.directory + "/" + file, mode);
 }
 
-Result<int> serve(const Options& options, ServiceManager& manager) {
-  Config config = options.config;
-  reserve::keep();
+// What a broker takes before it has any state: its rights, its lock, its sockets. With keepers it is theirs, and each
+// broker inherits it.
+struct Place {
+  SystemUser account;
+  Lowered lowered;
+  Fd lock;
+  std::optional<SocketFile> socket, admin;
+};
+
+Result<Place> take_place(const Config& config) {
+  Place place;
   SHMB_TRY(account, account_of(config));
+  place.account = account;
   SHMB_TRY_VOID(prepare_directory(config.directory, config.mode, account.uid, account.gid));
   SHMB_TRY(lowered, lower_privileges(config, account));
+  place.lowered = std::move(lowered);
   SHMB_TRY(lock, lock_directory(config.directory));
+  place.lock = std::move(lock);
+  return place;
+}
 
+Result<void> open_sockets(const Config& config, ServiceManager& manager, Place& place) {
+  SHMB_TRY(socket,
+           listen_at(manager, config, "broker", "socket", config.mode == Mode::system ? config.socket_mode : 0600));
+  place.socket.emplace(std::move(socket));
+  SHMB_TRY(admin, listen_at(manager, config, "admin", "admin", 0600));
+  place.admin.emplace(std::move(admin));
+  return {};
+}
+
+// Told once, however many brokers it takes.
+void tell_ready(const Options& options, const std::optional<keep::Life>& life) {
+  if (options.ready_fd >= 0 && !(life && life->has_served())) {
+    const char newline = '\n';
+    (void)sys::write_all(options.ready_fd, std::as_bytes(std::span(&newline, 1)));
+    if (life) life->served();
+    ::close(options.ready_fd);
+  }
+  if (life) life->served();
+}
+
+Result<int> serve(const Options& options, ServiceManager& manager, Place& place, const std::optional<keep::Life>& life,
+                  std::uint32_t counted) {
+  Config config = options.config;
+  reserve::keep();
+  const SystemUser& account = place.account;
+  Lowered& lowered = place.lowered;
   config.descriptors_reserved = std::min(config.descriptors_reserved, lowered.table / 4);
   SHMB_TRY(chosen, choose_engine(config.engine));
+  if (life) chosen.engine->tell_beat(life->board->beat);
   Transport transport(*chosen.engine, config, lowered.table);
 
   BrokerFacts facts;
@@ -98,12 +148,16 @@ Result<int> serve(const Options& options, ServiceManager& manager) {
   facts.uid = account.uid;
   facts.pid = static_cast<std::uint32_t>(::getpid());
   facts.descriptors_limit = lowered.table;
-  facts.transport_descriptors = [&transport, own = open_descriptors() + 4] { return own + transport.descriptors(); };
+  // Those of a dead broker may still be open, so with keepers they were counted before.
+  facts.transport_descriptors = [&transport, own = life ? counted : open_descriptors() + 4] {
+    return own + transport.descriptors();
+  };
   facts.in_flight = [&transport] { return transport.descriptors_in_flight(); };
   facts.descriptor_freed = [&transport] { transport.descriptor_freed(); };
   facts.log = log::line;
   facts.tick_at_most = kSlice;
   SHMB_TRY(books, make_broker(config, std::move(facts)));
+  if (life) life->board->beat += 2;  // a step: on a busy host a start may take its time
   // The transport names sessions to the ledger until it ends, so it has to end first.
   struct Detach {
     Transport& transport;
@@ -118,22 +172,19 @@ Result<int> serve(const Options& options, ServiceManager& manager) {
   Signals signals(transport, *books, manager, options, serving);
   SHMB_TRY_VOID(signals.start());
 
-  SHMB_TRY(socket,
-           listen_at(manager, config, "broker", "socket", config.mode == Mode::system ? config.socket_mode : 0600));
-  SHMB_TRY(admin, listen_at(manager, config, "admin", "admin", 0600));
-  for (auto [file, is_admin] : {std::pair{&socket, false}, std::pair{&admin, true}})
-    if (auto listening = transport.listen_on(file->take(), is_admin); !listening)
+  if (!place.socket) SHMB_TRY_VOID(open_sockets(config, manager, place));
+  for (auto [file, is_admin] : {std::pair{&*place.socket, false}, std::pair{&*place.admin, true}}) {
+    auto fd = life ? file->copy() : Sys<Fd>(file->take());  // the keepers' own number stays as it is
+    if (!fd) return system_failure(fd.error(), "copying a listening socket");
+    if (auto listening = transport.listen_on(std::move(*fd), is_admin); !listening)
       return system_failure(listening.error(), "waiting for connections");
+  }
 
   SHMB_TRY_VOID(enter_sandbox());
 
   log::line(log::info, serving);
   for (const std::string& loss : lowered.losses) log::line(log::notice, loss);
-  if (options.ready_fd >= 0) {
-    const char newline = '\n';
-    (void)sys::write_all(options.ready_fd, std::as_bytes(std::span(&newline, 1)));
-    ::close(options.ready_fd);
-  }
+  tell_ready(options, life);
   manager.ready(serving);
   const Transport::End end = transport.run();
   manager.stopping(end == Transport::End::failed ? "the event loop failed" : "ending");
@@ -148,6 +199,75 @@ Result<int> serve(const Options& options, ServiceManager& manager) {
       break;
   }
   return error(Status::system, "the event loop failed: the broker cannot go on");
+}
+
+// A broker that closed a number which is not its own took it from its keepers too.
+Result<void> take_again(const Config& config, Place& place, const keep::Leftovers& left) {
+  if (left.lost(place.lock.get())) {
+    (void)place.lock.release();
+    // A lock that the last broker took again goes with its descriptors, in a moment.
+    auto lock = lock_directory(config.directory);
+    for (const std::int64_t until = sys::now_monotonic() + kLockPatience;
+         !lock && lock.error().status == Status::busy && sys::now_monotonic() < until;
+         lock = lock_directory(config.directory))
+      sys::rest(1'000'000);
+    if (!lock) return std::unexpected(std::move(lock.error()));
+    place.lock = std::move(*lock);
+    log::line(log::error, "own bug: the last broker closed the lock of its directory; it was taken again");
+  }
+  for (auto [file, name, mode] :
+       {std::tuple{&place.socket, "socket", config.mode == Mode::system ? config.socket_mode : 0600U},
+        std::tuple{&place.admin, "admin", 0600U}}) {
+    if (!left.lost((*file)->number())) continue;
+    if ((*file)->path().empty())
+      return error(Status::system, "own bug: the last broker closed the socket of the service manager: ending");
+    (*file)->forget();
+    SHMB_TRY(made, SocketFile::create(config.directory + "/" + name, mode));
+    file->emplace(std::move(made));
+    log::line(log::error, std::string("own bug: the last broker closed the socket '") + name + "'; it was made again");
+  }
+  return {};
+}
+
+// A broker without keepers, or, with them, each of its brokers in turn.
+Result<int> serve(const Options& options, ServiceManager& manager) {
+  SHMB_TRY(place, take_place(options.config));
+  std::optional<keep::Life> life;
+  keep::Keep keep;
+  std::string no_keepers = options.config.keep ? keep::no_keepers() : "";
+  std::vector<keep::Known> known;
+  if (options.config.keep && no_keepers.empty()) {
+    SHMB_TRY_VOID(open_sockets(options.config, manager, place));
+    keep.sockets = {place.socket->path(), place.admin->path()};
+    keep.notify = manager.address();
+    known = keep::open_now();
+    SHMB_TRY(started, keep::keep_broker(keep));
+    life = std::move(started);
+    fault::begin_life(life->before);
+  }
+  if (!no_keepers.empty()) place.lowered.losses.push_back(std::move(no_keepers));
+  if (!life) return serve(options, manager, place, life, 0);
+
+  keep::Leftovers left(known);
+  // Its own ones: those of the engine, and what is opened later.
+  const auto own = static_cast<std::uint32_t>(open_descriptors() + kOpenedLater - left.count());
+  left.close();
+  if (life->before > 0)
+    log::line(log::warning,
+              "the last broker " + life->last + ": this one takes its place, and the sessions of that one are lost");
+  if (auto whole = take_again(options.config, place, left); !whole) {
+    log::failure(whole.error().sentence);
+    ::_exit(keep::kCannotGoOn);
+  }
+  auto served = serve(options, manager, place, life, own);
+  if (served) {
+    life->ended();
+    return served;
+  }
+  if (!life->has_served()) return served;
+  // The next broker finds lock and sockets as they are: nothing of this process may close them.
+  log::failure(served.error().sentence);
+  ::_exit(kFailure);
 }
 
 #ifdef SHMB_TEST_SEAM

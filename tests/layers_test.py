@@ -36,7 +36,7 @@ MOST_LINES = 900
 MOST_FILES = 45
 # The rooms of a folder, from the lowest to the highest. A file that is in none, as daemon/main.cpp, is above them.
 ROOMS = {
-    "daemon": ("kit", "books", "start", "transport", "ledger", "pools", "gpu", "remote", "serve"),
+    "daemon": ("kit", "books", "start", "keep", "transport", "ledger", "pools", "gpu", "remote", "serve"),
     "client": ("face", "session", "region", "lane", "queue", "calls", "c_api"),
     "spawn": ("face", "ranks", "remote"),
     "tools/benchmarks": ("kit", "floors", "families", "python"),

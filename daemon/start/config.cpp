@@ -139,6 +139,13 @@ Result<void> set_gpu_hold(Config& config, const toml::node& node) {
   return {};
 }
 
+Result<void> set_keep(Config& config, const toml::node& node) {
+  auto value = node.value_exact<bool>();
+  if (!value) return wrong("expects true or false");
+  config.keep = *value;
+  return {};
+}
+
 Result<void> set_socket_mode(Config& config, const toml::node& node) {
   constexpr auto allowed = "an octal mode like \"0666\" or \"0660\"";
   auto text = text_of(node, allowed);
@@ -169,6 +176,7 @@ const std::vector<Key>& top_keys() {
   static const std::vector<Key> keys = {
       {"engine", set_engine, differ_in(&Config::engine)},
       {"gpu_hold", set_gpu_hold, differ_in(&Config::gpu_trust)},
+      {"keep", set_keep, differ_in(&Config::keep)},
       {"log_level", set_log_level, differ_in(&Config::log_priority)},
       {"socket_mode", set_socket_mode, differ_in(&Config::socket_mode)},
       {"user", set_user, differ_in(&Config::user)},

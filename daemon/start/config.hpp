@@ -87,6 +87,7 @@ struct Config {
   int log_priority = 6;                     // syslog numbers; 6 info
   // trust that another process keeps GPUs initialised, where the broker cannot hold a GPU's node
   bool gpu_trust = false;
+  bool keep = false;  // two keepers start the next broker when this one dies (keep/keeper.hpp)
   Limits limits;
 };
 

@@ -33,6 +33,14 @@ class SocketFile {
   SocketFile& operator=(SocketFile&&) = delete;
   ~SocketFile();
   Fd take() { return std::move(socket_); }
+  const std::string& path() const { return path_; }  // of the file that its end unlinks; empty: none
+  int number() const { return socket_.get(); }
+  // Its number names another file now. Neither that nor the path is touched any more.
+  void forget() {
+    (void)socket_.release();
+    path_.clear();
+  }
+  Sys<Fd> copy() const { return socket_.dup(); }
 
  private:
   SocketFile(std::string path, Fd socket) : path_(std::move(path)), socket_(std::move(socket)) {}

@@ -28,6 +28,7 @@ enum Long {
   user,
   ready_fd,
   idle_exit,
+  keep,
   log_level,
   version,
   help,
@@ -44,6 +45,7 @@ const option kOptions[] = {
     {"user", required_argument, nullptr, user},
     {"ready-fd", required_argument, nullptr, ready_fd},
     {"idle-exit", required_argument, nullptr, idle_exit},
+    {"keep", no_argument, nullptr, keep},
     {"log-level", required_argument, nullptr, log_level},
     {"version", no_argument, nullptr, version},
     {"help", no_argument, nullptr, help},
@@ -97,6 +99,9 @@ Result<void> take(Given& given, Options& options, int code, const char* value) {
       given.idle_exit = *duration;
       return {};
     }
+    case keep:
+      given.keep = true;
+      return {};
     case log_level:
       given.log_priority = parse_log_level(value);
       if (!given.log_priority)
@@ -181,6 +186,7 @@ Result<Config> read_settings(const Given& given, std::vector<std::string>& notes
   if (given.idle_exit) config.idle_exit = *given.idle_exit;
   if (given.log_priority) config.log_priority = *given.log_priority;
   if (given.user) config.user = *given.user;
+  config.keep = config.keep || given.keep;
   return std::move(config);
 }
 
@@ -196,6 +202,7 @@ const char* help_text() {
          "  --user NAME|UID      the account a system broker runs as (default: shmbroker)\n"
          "  --ready-fd N         write one newline to descriptor N when clients can connect\n"
          "  --idle-exit TIME     a private broker ends when unused that long (default 30s; forever)\n"
+         "  --keep               two keepers start the next broker when this one dies\n"
          "  --log-level LEVEL    error, warning, notice, info (default) or debug\n"
          "  --version, --help\n";
 }

@@ -19,6 +19,7 @@ struct Given {
   std::optional<Mode> mode;
   std::optional<std::int64_t> idle_exit;
   std::optional<int> log_priority;
+  bool keep = false;
 };
 
 struct Options {

@@ -108,6 +108,7 @@ Result<void> ServiceManager::take_sockets() {
 void ServiceManager::open_notify() {
   const auto address = take_variable("NOTIFY_SOCKET");
   if (!address || address->empty()) return;
+  address_ = *address;
   auto socket = sys::datagram_socket_to(*address);
   if (socket) notify_ = std::move(*socket);
   else

@@ -30,6 +30,7 @@ class ServiceManager {
 
   // A socket of that name, "broker" or "admin", once; empty: the manager has passed none.
   Fd take(std::string_view name);
+  const std::string& address() const { return address_; }  // NOTIFY_SOCKET; empty: none
   bool notified() const { return static_cast<bool>(notify_); }
   const std::string& loss() const { return loss_; }  // why it is not notified, though it asked; empty: nothing is lost
 
@@ -49,7 +50,7 @@ class ServiceManager {
 
   std::vector<Passed> sockets_;
   Fd notify_;
-  std::string loss_;
+  std::string address_, loss_;
 };
 
 }  // namespace shmb::daemon

@@ -5,6 +5,7 @@
 // engine asks the kernel for what has become ready meanwhile. A packet without descriptors causes no allocation here.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -86,6 +87,18 @@ class Engine {
   // Waits until something is ready or `timeout` ns (-1: for ever) have passed, and makes the calls. An error is the
   // broker's own and is global: the loop cannot continue.
   virtual Sys<void> run_once(std::int64_t timeout) = 0;
+  // Odd while this thread is at work, even while it waits (keep/keeper.hpp). Without keepers nobody looks.
+  void tell_beat(std::atomic<std::uint32_t>& beat) { beat_ = &beat; }
+
+ protected:
+  void at_rest() { next_beat(); }
+  void at_work() { next_beat(); }
+
+ private:
+  // This thread alone writes it.
+  void next_beat() { beat_->store(beat_->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
+  std::atomic<std::uint32_t> own_beat_{1};
+  std::atomic<std::uint32_t>* beat_ = &own_beat_;
 };
 
 struct ChosenEngine {

@@ -109,8 +109,11 @@ class EpollEngine final : public Engine {
     if (!turns.empty()) timeout = 0;
     // epoll_wait counts milliseconds: rounded up, so that a timer is never early and the loop never spins towards it.
     int milliseconds = timeout < 0 ? -1 : static_cast<int>((timeout + 999'999) / 1'000'000);
+    at_rest();
     int count = ::epoll_wait(readable_.get(), events.data(), events_wanted(), milliseconds);
-    if (count < 0) return errno == EINTR ? Sys<void>{} : sys_error(errno);
+    const int failure = errno;
+    at_work();
+    if (count < 0) return failure == EINTR ? Sys<void>{} : sys_error(failure);
     in_turn_ = true;
     const std::size_t before = turns.waiting();
     for (int i = 0; i < count; ++i) {

@@ -147,8 +147,10 @@ class UringEngine final : public Engine {
     __kernel_timespec limit{timeout / 1'000'000'000, timeout % 1'000'000'000};
     io_uring_cqe* first = nullptr;
     int waited = -fault::fails(fault::Call::io_uring_enter);
+    at_rest();
     if (waited == 0)
       waited = io_uring_submit_and_wait_timeout(&ring_, &first, 1, timeout < 0 ? nullptr : &limit, nullptr);
+    at_work();
     // The kernel is short of memory (EAGAIN, ENOMEM) or of completion slots (EBUSY). Entries that could not be
     // submitted stay queued and go with the next turn, after the present completions have made room.
     bool passing = waited == -ETIME || waited == -EINTR || waited == -EBUSY || waited == -EAGAIN || waited == -ENOMEM;

@@ -178,7 +178,7 @@ TEST_CASE("--check, --version and --help answer and do not serve") {
   Ran help = run_broker({"--help"});
   CHECK(help.status == 0);
   for (const char* option : {"--config", "--check", "--engine", "--directory", "--private", "--system", "--user",
-                             "--ready-fd", "--idle-exit", "--log-level", "--version", "--help"})
+                             "--ready-fd", "--idle-exit", "--keep", "--log-level", "--version", "--help"})
     CHECK_MESSAGE(help.text.find(option) != std::string::npos, option);
 }
 

@@ -68,6 +68,7 @@ idle_exit = "forever"
 log_level = "debug"
 socket_mode = "0660"
 gpu_hold = "trust"
+keep = true
 user = "shm"
 )");
   CHECK(config.engine == EngineChoice::epoll);
@@ -77,6 +78,7 @@ user = "shm"
   CHECK(config.unread_timeout == 3'000'000'000);
   CHECK(config.idle_exit == -1);
   CHECK(config.log_priority == 7);
+  CHECK(config.keep);
   CHECK(config.socket_mode == 0660);
   CHECK(config.gpu_trust);
   CHECK(config.user == "shm");

@@ -28,6 +28,8 @@ std::string parent_text(std::uint32_t pid) {
   if (!broker) return "unknown: " + errno_text(broker.error().value);
   auto parent = spawn::process(broker->parent);
   const std::string name = parent ? " (" + shmb::quoted(parent->name) + ")" : "";
+  if (parent && parent->name == "shmb-keeper")
+    return "pid " + std::to_string(broker->parent) + name + ", which starts the next broker if this one dies";
   return "pid " + std::to_string(broker->parent) + name +
          (broker->parent > 1 ? ", which sees the broker's end: it started it by hand, or is a subreaper" : "");
 }

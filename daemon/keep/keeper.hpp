@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two keepers and the broker: three processes with one descriptor table. The process that was started takes the lock
+// and the sockets. Then it becomes the main keeper, and starts the second keeper and the broker as copies of itself.
+//
+//     main keeper ---- starts ----> second keeper      takes over when the main keeper is gone
+//          \---------- starts ----> broker             serves; all keepers and brokers have the same descriptors
+//
+// - The broker ends by a signal or with an error: the main keeper starts the next one from its own, clean image. The
+//   listening sockets stay open meanwhile, so a client that connects waits and finds no gap. The next broker has empty
+//   books. It closes what its predecessor left open (leftovers.hpp), so each client of that one sees end of file.
+// - A keeper ends: the other one starts a new one. The broker never does, because its image is not clean.
+// - The broker ends in order, or before it has ever served: both keepers end too, with its status.
+//
+// A keeper has one thread, allocates nothing, and waits for signals and for a word of shared memory alone. It reads no
+// descriptor that a client or a broker could have changed. The words that the broker writes (Board) can only make it
+// end a broker or start one. The pids that it signals are in memory that no broker maps (Between). So a broker that
+// was taken over gains no right by its keepers. It can end the service.
+//
+// The main keeper hears of the broker's end in one of two ways: it is reaped, or the kernel has marked the word that
+// its main thread left. The second one counts where the broker is no child of this keeper, and where a thread of it
+// sleeps in the kernel for ever. An example is close(2) of a file that a client serves and does not answer for. Such a
+// thread never runs again, and the keeper does not wait for it.
+//
+// A broker that is at work, and whose beat stands still for 10 s, hangs and is killed. One that waits for clients, or
+// that is stopped or traced, does not hang.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/mapping.hpp"
+#include "base/result.hpp"
+#include "base/sys_keep.hpp"
+
+namespace shmb::daemon::keep {
+
+// What a broker tells its keepers, and the brokers after it.
+struct Board {
+  sys::LastWord alive;                   // of its main thread
+  std::atomic<std::uint32_t> beat{1};    // odd: at work; even: it waits. Changes with each turn
+  std::atomic<std::uint32_t> served{0};  // 1: a broker has said that clients can connect
+  std::atomic<std::uint32_t> ended{0};   // 1: in order, and with status 0
+};
+
+struct Keep {
+  std::vector<std::string> sockets;  // files to remove where the end is asked for and no broker is left to do it
+  std::string notify;                // NOTIFY_SOCKET, told of a new main process; empty: nobody
+  std::int64_t hang = 10'000'000'000;
+};
+
+// One broker's share.
+struct Life {
+  Board* board = nullptr;
+  std::uint32_t before = 0;  // brokers before it
+  std::string last;          // how the one before it ended: "was killed by signal 9 (Killed)"
+  // For its ends. An orderly one, with status 0, ends the keepers too.
+  bool has_served() const { return board->served.load(std::memory_order_acquire) != 0; }  // this one or an earlier one
+  void served() const { board->served.store(1, std::memory_order_release); }
+  void ended() const { board->ended.store(1, std::memory_order_release); }
+};
+
+// An exit status of a broker that cannot be replaced: a socket of the service manager is gone from the table.
+inline constexpr int kCannotGoOn = 3;
+
+// Why there can be no keepers here; empty: there can.
+std::string no_keepers();
+// Call with one thread. It returns in a broker, each time that one is started, and never in a keeper. In the process
+// that was started it returns only an error: it is then no keeper.
+Result<Life> keep_broker(const Keep& keep);
+
+}  // namespace shmb::daemon::keep

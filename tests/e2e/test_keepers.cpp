@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// The daemon with keepers (--keep): what clients see when any of its three processes goes away. In the short form the
+// broker is killed some tens of times. SHMBROKER_KEEPER_KILLS=1000 is the long form, of some minutes.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/e2e/support.hpp"
+#include "tests/harness/proc.hpp"
+#include "tests/harness/raw_client.hpp"
+#include "tests/harness/sanitizer.hpp"
+
+using namespace e2e;
+
+namespace {
+
+int kills() {
+  const char* asked = std::getenv("SHMBROKER_KEEPER_KILLS");
+  return asked != nullptr ? std::atoi(asked) : 40;
+}
+
+BrokerOptions with_keepers(const std::string& engine = "auto", const std::string& seam = "") {
+  BrokerOptions options;
+  options.engine = engine;
+  options.arguments = {"--keep"};
+  options.seam = seam;
+  return options;
+}
+
+std::string word_of(pid_t pid, const char* file) {
+  return harness::contents("/proc/" + std::to_string(pid) + "/" + file);
+}
+
+bool alive(pid_t pid) {
+  const std::string text = word_of(pid, "stat");
+  const std::size_t end = text.rfind(')');
+  return end != text.npos && text[end + 2] != 'Z' && text[end + 2] != 'X';
+}
+
+// The daemon's processes, by its directory in their command lines.
+class Processes {
+ public:
+  explicit Processes(const BrokerFixture& fixture) : fixture_(fixture) {}
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
+  // Those that outlive the fixture, because it knows the one that it started.
+  ~Processes() {
+    for (bool some = true; some;) {
+      some = false;
+      for (pid_t each : all())
+        if (each != fixture_.pid() && fixture_.pid() <= 0) some = ::kill(each, SIGKILL) == 0 || some;
+    }
+  }
+  std::vector<pid_t> all() const {
+    std::vector<pid_t> found;
+    for (int pid : harness::numbers_in("/proc"))
+      if (word_of(pid, "cmdline").find(fixture_.directory() + '\0') != std::string::npos && alive(pid))
+        found.push_back(pid);
+    return found;
+  }
+  std::vector<pid_t> keepers() const { return of(true); }
+  pid_t broker() const {
+    const auto found = of(false);
+    return found.size() == 1 ? found.front() : 0;
+  }
+  pid_t await_broker(pid_t other_than = 0) const {
+    pid_t found = 0;
+    REQUIRE(eventually([&] { return (found = broker()) != 0 && found != other_than; }));
+    return found;
+  }
+  pid_t second() const {
+    for (pid_t each : keepers())
+      if (each != fixture_.pid()) return each;
+    return 0;
+  }
+  pid_t await_second(pid_t other_than) const {
+    pid_t found = 0;
+    REQUIRE(eventually([&] { return (found = second()) != 0 && found != other_than; }));
+    return found;
+  }
+  bool whole() const {
+    return eventually([&] { return keepers().size() == 2 && broker() != 0; });
+  }
+
+ private:
+  std::vector<pid_t> of(bool keepers) const {
+    std::vector<pid_t> found;
+    for (pid_t each : all())
+      if ((word_of(each, "comm") == "shmb-keeper\n") == keepers) found.push_back(each);
+    return found;
+  }
+  const BrokerFixture& fixture_;
+};
+
+// Works until told to stop. It loses its session at most, and connects again each time.
+void work(const World& world, std::atomic<bool>& stop, std::atomic<int>& lost, std::atomic<int>& rounds) {
+  const auto lives = [](Status status) {
+    NEED(status == Status::ok || status == Status::session_lost);
+    return status == Status::ok;
+  };
+  while (!stop) {
+    const Session session = world.connect();
+    auto made = session.try_create(4096);
+    if (!lives(status_of(made))) {
+      ++lost;
+      continue;
+    }
+    const Region own = std::move(*made);
+    fill(own.bytes(), 7);
+    for (bool goes_on = true; goes_on && !stop; ++rounds) {
+      goes_on = lives(status_of(session.try_create(4096))) && lives(status_of(session.try_attach(own.id()))) &&
+                lives(status_of(session.try_ping()));
+      if (!goes_on) ++lost;
+      ::usleep(200);
+    }
+    NEED(holds(own.bytes(), 7));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a broker with keepers serves, has the started process as its own, and ends by SIGTERM with 0") {
+  for (const std::string& engine : harness::engines()) {
+    CAPTURE(engine);
+    World world(with_keepers(engine));
+    const Processes processes(world.broker());
+    REQUIRE(processes.whole());
+    CHECK(processes.broker() != world.broker().pid());
+    CHECK(status_of(world.connect().try_create(4096)) == Status::ok);
+    CHECK(world.broker().books().empty());
+    CHECK(world.broker().stop() == 0);
+    CHECK(processes.all().empty());
+    struct stat facts;
+    CHECK(::lstat(world.socket().c_str(), &facts) != 0);
+    CHECK(::lstat(world.broker().admin().c_str(), &facts) != 0);
+  }
+}
+
+TEST_CASE("the broker is killed again and again: each client loses its session at most, and the next call serves it") {
+  for (const std::string& engine : harness::engines()) {
+    CAPTURE(engine);
+    World world(with_keepers(engine));
+    const Processes processes(world.broker());
+    struct Told {
+      std::atomic<bool> stop{false};
+      std::atomic<int> lost{0}, rounds{0};
+    };
+    Shared<Told> told;
+    std::vector<Child> clients;
+    for (int each = 0; each < 4; ++each)
+      clients.push_back(actor([&] { work(world, told->stop, told->lost, told->rounds); }));
+    pid_t broker = 0;
+    const int times = std::max(4, kills() / harness::kSlowdown);
+    for (int each = 0; each < times; ++each) {
+      broker = processes.await_broker(broker);
+      const int before = told->rounds;
+      if (each % 4 == 0) REQUIRE(eventually([&] { return told->rounds > before; }));
+      ::usleep(static_cast<unsigned>(each % 7) * 300);
+      ::kill(broker, SIGKILL);
+    }
+    const int before = told->rounds;
+    CHECK(eventually([&] { return told->rounds > before + 20; }));
+    told->stop = true;
+    for (Child& client : clients) CHECK(client.wait() == 0);
+    CHECK(told->lost > 0);
+    MESSAGE(engine << ": " << times << " brokers killed, " << told->lost.load() << " sessions lost, "
+                   << told->rounds.load() << " rounds of work");
+    // Nothing of the dead brokers is left in the table.
+    CHECK(eventually([&] { return world.broker().descriptors() < 40; }));
+    CHECK(processes.whole());
+  }
+}
+
+TEST_CASE("a broker that is killed at each call of its start is replaced until one serves") {
+  const int lives = 400;  // more than a start has calls: one of the first that come through serves
+  World world(with_keepers("auto", "die_each=" + std::to_string(lives)));
+  CHECK(eventually([&] {
+    const auto session = Session::try_connect({.socket = world.socket()});
+    return session && status_of(session->try_create(4096)) == Status::ok;
+  }));
+  std::size_t told = 0;
+  const std::string log = world.broker().log();
+  for (std::size_t at = 0; (at = log.find("this one takes its place", at)) != log.npos; ++at) ++told;
+  CHECK(told > 20);  // of the calls before that line nothing is told
+  CHECK(eventually([&] { return world.broker().descriptors() < 40; }));
+}
+
+TEST_CASE("the death of a keeper disturbs no session") {
+  World world(with_keepers());
+  const Processes processes(world.broker());
+  REQUIRE(processes.whole());
+  const Session session = world.connect();
+  Region region = session.create(4096);
+  const pid_t broker = processes.broker(), second = processes.second();
+  ::kill(second, SIGKILL);
+  const pid_t heir = processes.await_second(second);
+  world.broker().kill();  // the main one
+  CHECK(eventually([&] { return processes.keepers().size() == 2; }));
+  CHECK(processes.broker() == broker);
+  CHECK(status_of(session.try_ping()) == Status::ok);
+  CHECK(status_of(session.try_create(4096)) == Status::ok);
+  // The new main keeper replaces the broker too, though that is no child of it.
+  ::kill(broker, SIGKILL);
+  processes.await_broker(broker);
+  CHECK(status_of(world.connect().try_create(4096)) == Status::ok);
+  ::kill(heir, SIGTERM);
+  CHECK(eventually([&] { return processes.all().empty(); }));
+}
+
+TEST_CASE("a second daemon in the same directory is refused, also after main keeper and broker have died") {
+  World world(with_keepers());
+  const Processes processes(world.broker());
+  REQUIRE(processes.whole());
+  const auto refused = [&] {
+    BrokerOptions options = with_keepers();
+    options.arguments.insert(options.arguments.end(), {"--directory", world.broker().directory()});
+    options.expect_empty_books = false;
+    BrokerFixture other(options);
+    return !other.running() && other.start_status() == 1 && other.log().find("another shmbrokerd") != std::string::npos;
+  };
+  CHECK(refused());
+  const pid_t broker = processes.broker();
+  ::kill(broker, SIGKILL);
+  world.broker().kill();
+  processes.await_broker(broker);
+  CHECK(refused());
+}
+
+TEST_CASE("after the broker's death no old session hangs, though its broker was stopped and the clients wait") {
+  World world(with_keepers());
+  const Processes processes(world.broker());
+  REQUIRE(processes.whole());
+  const pid_t broker = processes.broker();
+  Gate waiting;
+  Child client = actor([&] {
+    const Session session = world.connect();
+    waiting.open();
+    NEED(status_of(session.try_attach("nobody/makes-it", {.wait = Timeout::forever()})) == Status::session_lost);
+    NEED(status_of(world.connect().try_create(4096)) == Status::ok);
+  });
+  REQUIRE(waiting.wait());
+  ::usleep(20'000);
+  ::kill(broker, SIGSTOP);
+  ::usleep(50'000);
+  ::kill(broker, SIGKILL);
+  CHECK(client.wait() == 0);
+}
