@@ -18,7 +18,7 @@ Result<void> wait_for_name(Session& session, const names::Address& address, Name
   spec.address += address.name;
   const auto second = in_user_group(session, address);
   const std::uint64_t group = session.facts().group;
-  Session::OwnWatch own(session), of_user(session);
+  Session::OwnWatch own(session), of_user(session), end(session);
   auto begun = own.begin(spec, Deadline::after(0));
   // A session that has no group yet cannot watch a name in it.
   if (!begun && (!second || begun.error().status != Status::not_found)) return begun;
@@ -26,9 +26,25 @@ Result<void> wait_for_name(Session& session, const names::Address& address, Name
     spec.address = second->group + "/" + second->name;
     SHMB_TRY_VOID(of_user.begin(spec, Deadline::after(0)));
   }
+  // No name comes in a group that has ended. Without this watch the wait is as long as its deadline. So it is no
+  // failure if the broker gives none.
+  bool ended = false;
+  if (address.group.empty() && group != 0) {
+    spec = {};
+    spec.kind = SHMBW_WATCH_KIND_GROUP;
+    spec.group = group;
+    auto watched = end.begin(spec, Deadline::after(0));
+    ended = !watched && (watched.error().status == Status::not_found || watched.error().status == Status::group_ended);
+  }
   if (own.state() != 0 || of_user.state() != 0) return {};
-  Channel::Subscription* const both[] = {&own.subscription(), &of_user.subscription()};
-  SHMB_TRY_VOID(session.await_any(both, deadline, second ? std::optional(group) : std::nullopt));
+  ended = ended || (end.state() & SHMBW_WATCH_EVENT_ENDED) != 0;
+  if (ended && session.facts().group != group) return {};  // it has left that group meanwhile
+  if (ended)
+    return error(Status::group_ended, "the group of this session has ended while it waited for '" + address.name +
+                                          "'; leave it or join another one");
+  // The end of the group, too, is a reason to ask again: the session may have left it for another one just now.
+  Channel::Subscription* const all[] = {&own.subscription(), &of_user.subscription(), &end.subscription()};
+  SHMB_TRY_VOID(session.await_any(all, deadline, second ? std::optional(group) : std::nullopt));
   return {};
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The wait for a name that does not exist yet, of a region or of a pool. The broker sends an event when an object gets
 // the name. A queue of its own pool waits for that pool. An address without a group means the session's own group and
-// then the user's. So such a wait ends too when the session enters or leaves a group.
+// then the user's. So such a wait ends too when the session enters or leaves a group, and when its group ends.
 #pragma once
 
 #include <cstdint>

@@ -10,6 +10,21 @@ import pytest
 import shmbroker
 
 
+@pytest.mark.parametrize("wait", ["session.attach('never', wait=None)", "session.open_pool('never', wait=None)",
+                                  "session.queue('never', role='reader', wait=None)"])
+def test_a_wait_for_a_name_ends_with_the_group_of_its_session(session, python, wait):
+    python(f"""
+import threading, shmbroker
+session, other = shmbroker.connect(group=""), shmbroker.connect(group="")
+group = session.create_group("short")
+session.join(group)
+threading.Timer(0.3, lambda: other.end_group("short")).start()
+try: {wait}
+except shmbroker.GroupEnded as error: assert "has ended" in str(error), error
+else: raise AssertionError
+""", timeout=120)
+
+
 def test_programs_started_apart_meet_in_the_users_group(python, broker):
     first = shmbroker.connect()
     region = first.create(4096, name="meeting-place", many_writers=True)
