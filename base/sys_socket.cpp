@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "base/compat.hpp"
@@ -46,10 +47,17 @@ void take_descriptors(msghdr& message, std::vector<Fd>& fds, Received& received)
     }
     const std::size_t bytes = part->cmsg_len - CMSG_LEN(0);
     if (bytes % sizeof(int) != 0) received.bad_control = true;
+    // Without memory for the list they end like those that found no room in the descriptor table.
+    try {
+      fds.reserve(fds.size() + bytes / sizeof(int));
+    } catch (const std::bad_alloc&) {
+      received.control_truncated = true;
+    }
     for (std::size_t i = 0; i < bytes / sizeof(int); ++i) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
-      fds.push_back(Fd::adopt(fd));
+      Fd one = Fd::adopt(fd);
+      if (fds.size() < fds.capacity()) fds.push_back(std::move(one));
     }
   }
 }

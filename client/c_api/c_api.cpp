@@ -392,8 +392,10 @@ int shmb_next_event(shmb_session* session, int64_t wait_ns, shmb_event* event, s
     SHMB_TRY(known, session_of(session));
     if (event == nullptr || event->size < sizeof(std::size_t))
       return shmb::error(Status::invalid, "the size field of the struct to fill is not set");
+    const std::uint64_t epoch =
+        known->facts().epoch;  // this needs memory, and an event that was taken must not be lost
     SHMB_TRY(next, known->next_event(Deadline::after(wait_ns)));
-    return write_struct(to_c(next, known->facts().epoch), event);
+    return write_struct(to_c(next, epoch), event);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <new>
 #include <vector>
 
 #include "base/sys_memory.hpp"
@@ -67,11 +68,13 @@ Result<Target> target_of(const shmb_attach_item& item) {
   return Target::with_ticket(to_token(item.ticket));
 }
 
-// Results of a batch into the caller's arrays; the first failure is the call's.
+// Results of a batch into the caller's arrays; the first failure is the call's. A handle that finds no memory is one
+// more element that failed, and its region is given back.
 Result<void> hand_out(std::vector<Result<Region::Handle>>& results, shmb_region** regions, int* statuses) {
   Result<void> first;
   for (std::size_t i = 0; i < results.size(); ++i) {
-    regions[i] = results[i] ? new shmb_region{std::move(*results[i])} : nullptr;
+    regions[i] = results[i] ? new (std::nothrow) shmb_region{std::move(*results[i])} : nullptr;
+    if (results[i] && regions[i] == nullptr) results[i] = shmb::error(Status::no_memory, "out of memory");
     if (statuses != nullptr)
       statuses[i] = results[i] ? static_cast<int>(SHMB_OK) : static_cast<int>(results[i].error().status);
     if (!results[i] && first) first = std::unexpected(results[i].error());

@@ -460,11 +460,11 @@ class Session {
     for (std::uint64_t length : lengths) items.push_back({length, &c});
     std::vector<shmb_region*> regions(lengths.size());
     std::vector<int> statuses(lengths.size());
+    std::vector<Result<Region> > results;
+    results.reserve(lengths.size());  // before: what was made is not lost
     shmb_error error{};
     const int first = shmb_create_many(handle_.get(), items.data(), items.size(), options.timeout.nanoseconds(),
                                        regions.data(), statuses.data(), &error);
-    std::vector<Result<Region> > results;
-    results.reserve(regions.size());
     bool told = false;
     for (std::size_t i = 0; i < regions.size(); ++i) {
       if (regions[i] != nullptr) (void)results.emplace_back(Region(regions[i]));  // no temporary Result: GCC 12 warns
@@ -661,8 +661,11 @@ class Session {
   Result<Event> try_next_event(Timeout wait = {}) const {
     shmb_event c{};
     c.size = sizeof c;
+    std::string text;
+    text.reserve(sizeof c.text);  // before: an event that was taken is not lost
     shmb_error error;
     if (shmb_next_event(handle_.get(), wait.nanoseconds(), &c, &error) != SHMB_OK) return Error(error);
+    text = c.text;
     return Event{static_cast<EventKind>(c.kind),
                  {c.watch},
                  RegionId::from_c(c.region),
@@ -675,7 +678,7 @@ class Session {
                  c.regions,
                  c.how,
                  c.code,
-                 c.text};
+                 std::move(text)};
   }
 
 #if SHMBROKER_EXCEPTIONS

@@ -157,9 +157,9 @@ void send_batch(const std::shared_ptr<Session>& session, std::span<const CreateI
     requests.push_back(request);
     names.push_back(item.name);
   }
+  const SessionFacts broker = session->facts();  // this needs memory, and what was granted must not be lost
   auto answers = call_batch<SHMBW_OP_CREATE>(*session, requests, names, deadline);
   if (!answers) return all(answers.error());
-  const SessionFacts broker = session->facts();
   ReadyReport ready;
   for (const std::size_t i : sent) {
     auto& result = out[i];

@@ -38,6 +38,10 @@ constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks f
 // How long a call looks for its answer before it sleeps. A broker that was asleep answers in 15 to 30 us.
 constexpr std::int64_t kLook = 40'000;
 
+// Room for an answer is made before the request is sent: without memory later, the session would be lost. The answer to
+// a list, or to a large batch, may be longer.
+constexpr std::size_t kRoomForReply = 512;
+
 // Of packets that the broker has not read for longer than their callers waited.
 constexpr std::size_t kMaxUnsent = 4096;
 
@@ -380,6 +384,7 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   Lock lock(mutex_);
   if (lost_) return lost_error();
   Call mine;
+  mine.reply.bytes.reserve(kRoomForReply);
   const std::uint64_t tag = ++last_tag_;
   set_tag(packet, tag);
   pending_[tag] = {op_of(packet), body_of<kKeptOfRequest>(packet), &mine, subscription};
@@ -407,11 +412,12 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   lock.unlock();
   if (mine.descriptors_lost) {
     const auto limit = sys::descriptor_limit();
-    return error(Status::no_descriptors,
-                 "the descriptor could not be received: this process (pid " + std::to_string(::getpid()) +
-                     ") has as many files open as it may (" + (limit ? std::to_string(limit->soft) : "its limit") +
-                     "), or a security module refused it; close some, or raise `ulimit -n`; what was granted has been "
-                     "given back");
+    return error(
+        Status::no_descriptors,
+        "the descriptor could not be received: this process (pid " + std::to_string(::getpid()) +
+            ") has as many files open as it may (" + (limit ? std::to_string(limit->soft) : "its limit") +
+            "), or no memory to note it, or a security module refused it; close some, or raise `ulimit -n`; what "
+            "was granted has been given back");
   }
   if (mine.reply.view.header.status != 0) return std::unexpected(wire::read_error_reply(mine.reply.view));
   return std::move(mine.reply);

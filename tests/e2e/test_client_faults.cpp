@@ -3,15 +3,12 @@
 // with a sentence, nothing is left in the process or in the broker's books, and the next call works.
 #include <cerrno>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "base/fault.hpp"
-#include "tests/e2e/support.hpp"
-#include "tests/harness/leak_guard.hpp"
-#include "tests/harness/raw_client.hpp"
+#include "tests/e2e/client_operations.hpp"
+#include "tests/harness/injected.hpp"
 #include "tests/harness/sanitizer.hpp"
-#include "tests/harness/snapshot.hpp"
 
 using namespace e2e;
 using shmb::fault::Call;
@@ -59,140 +56,6 @@ const std::vector<Failure>& failures() {
   return all;
 }
 
-// The state before an operation: a session, a region of its own, one of another session.
-struct Stage {
-  std::optional<Session> session;
-  std::optional<Region> own;
-  std::vector<Region> made;
-  std::vector<shmbroker::ReadOnlyRegion> attached;
-  RegionId foreign;
-  Ticket ticket;
-};
-
-using Step = std::function<shmbroker::Result<void>(Stage&)>;
-struct Operation {
-  const char* name;
-  Step prepare;  // without faults
-  Step run;
-};
-
-template <class T>
-shmbroker::Result<void> done(const shmbroker::Result<T>& result) {
-  if (!result) return result.error();
-  return {};
-}
-
-template <class T, class Keep>
-shmbroker::Result<void> kept(shmbroker::Result<T>&& result, Keep& place) {
-  if (!result) return result.error();
-  place.push_back(std::move(*result));
-  return {};
-}
-
-shmbroker::Result<void> nothing(Stage&) { return {}; }
-
-shmbroker::Result<void> own_region(Stage& stage) {
-  stage.own = stage.session->create(8 * KiB);
-  return {};
-}
-
-std::vector<Operation> operations(const std::string& socket) {
-  return {
-      {"connect", nothing,
-       [socket](Stage&) { return done(Session::try_connect({.socket = socket, .join_group = false})); }},
-      {"create 4 KiB", nothing, [](Stage& stage) { return kept(stage.session->try_create(4096), stage.made); }},
-      {"create 4 MiB", nothing, [](Stage& stage) { return kept(stage.session->try_create(4 * MiB), stage.made); }},
-      {"create recycled",
-       [](Stage& stage) {
-         stage.session->create(4 * MiB).release();
-         return stage.session->try_ping();
-       },
-       [](Stage& stage) { return kept(stage.session->try_create(4 * MiB), stage.made); }},
-      {"create 3 at once", nothing,
-       [](Stage& stage) -> shmbroker::Result<void> {
-         const std::uint64_t lengths[] = {100, 4 * MiB, 5000};
-         auto regions = stage.session->try_create_many(lengths);
-         if (!regions) return regions.error();
-         shmbroker::Result<void> first;
-         for (auto& one : *regions)
-           if (auto each = kept(std::move(one), stage.made); !each && first) first = each;
-         return first;
-       }},
-      {"attach to read", nothing,
-       [](Stage& stage) { return kept(stage.session->try_attach(stage.foreign), stage.attached); }},
-      {"attach to write", nothing,
-       [](Stage& stage) { return kept(stage.session->try_attach_writable(stage.foreign), stage.made); }},
-      {"attach by name, waiting", nothing,
-       [](Stage& stage) {
-         return kept(stage.session->try_attach("job/weights", {.wait = std::chrono::seconds(5)}), stage.attached);
-       }},
-      {"publish", own_region,
-       [](Stage& stage) -> shmbroker::Result<void> {
-         auto published = std::move(*stage.own).try_publish();
-         if (!published) return published.error();
-         stage.attached.push_back(std::move(*published));
-         stage.own.reset();
-         return {};
-       }},
-      {"release", own_region,
-       [](Stage& stage) {
-         auto released = stage.own->try_release();
-         stage.own.reset();
-         return released;
-       }},
-      {"ticket", own_region,
-       [](Stage& stage) -> shmbroker::Result<void> {
-         auto ticket = stage.own->try_ticket(Rights::read, 1, std::chrono::milliseconds(20));
-         if (!ticket) return ticket.error();
-         return {};
-       }},
-      {"map a part", own_region, [](Stage& stage) { return done(stage.own->try_map(4096, 4096, true)); }},
-      {"descriptor", own_region,
-       [](Stage& stage) -> shmbroker::Result<void> {
-         auto fd = stage.own->try_descriptor();
-         if (!fd) return fd.error();
-         ::close(*fd);
-         return {};
-       }},
-      {"join", nothing, [](Stage& stage) { return done(stage.session->try_join("job")); }},
-      {"stat", nothing, [](Stage& stage) { return done(stage.session->try_stat("job/weights")); }},
-      {"create and publish in a local session", nothing,
-       [](Stage&) -> shmbroker::Result<void> {
-         const auto local = Session::try_connect({.local_only = true});
-         if (!local) return local.error();
-         auto region = local->try_create(4 * MiB);
-         if (!region) return region.error();
-         return done(std::move(*region).try_publish());
-       }},
-      {"watch and event descriptor", nothing,
-       [](Stage& stage) -> shmbroker::Result<void> {
-         if (auto watch = stage.session->try_watch(stage.foreign, SHMB_EVENT_BIT_GONE); !watch) return watch.error();
-         return done(stage.session->try_event_descriptor());
-       }},
-  };
-}
-
-struct Score {
-  long trials = 0, failed = 0;
-};
-
-struct Owner {
-  explicit Owner(World& world)
-      : session(world.connect()), weights([this] {
-          session.create_group({.name = "job"});
-          session.join("job");
-          return session.create(4096, {.name = "weights"});
-        }()) {}
-  Session session;
-  Region weights;
-};
-
-void prepare(World& world, const Owner& owner, const Operation& operation, Stage& stage) {
-  stage.session = world.connect();
-  stage.foreign = owner.weights.id();
-  NEED_STATUS(operation.prepare(stage), ok);
-}
-
 // How often the operation makes each call.
 std::map<Call, long> calls_of(World& world, const Operation& operation) {
   const Owner owner(world);
@@ -205,73 +68,14 @@ std::map<Call, long> calls_of(World& world, const Operation& operation) {
   return counts;
 }
 
-std::uint64_t leases(harness::RawClient& admin) { return admin.status().fixed<shmbw_status_reply>().leases; }
-
-bool empty(harness::RawClient& admin) {
-  const auto now = admin.status().fixed<shmbw_status_reply>();
-  return now.regions + now.leases + now.tickets + now.watches + now.groups + now.bytes == 0 && now.sessions == 1;
-}
-
-harness::RawClient admin_of(World& world) {
-  harness::RawClient admin = harness::RawClient::connect(world.broker().admin());
-  NEED(admin.hello().ok());
-  return admin;
-}
-
-// One operation with the `nth` of its calls failing. False: it did not make that many this time.
-bool trial(World& world, harness::RawClient& admin, const Operation& operation, const Failure& failure, int nth,
-           Score& score) {
-  const Owner owner(world);
-  Stage stage;
-  prepare(world, owner, operation, stage);
-  const harness::Snapshot before = harness::take_snapshot();
-  bool failed = false, reached = false;
-  {
+Try with(const Operation& operation, const Failure& failure, int nth) {
+  return [&operation, &failure, nth](Stage& stage) {
     const harness::Injected injected(failure.call, failure.code, nth);
-    const auto result = operation.run(stage);
-    reached = shmb::fault::count(failure.call) >= nth;
-    if (!result) {
-      failed = true;
-      NEED(!sentence_of(result).empty());
-      NEED(sentence_of(result) != shmb_status_text(static_cast<int>(result.error().status())));
-    }
-  }
-  if (!reached) {
-    NEED(!failed);
-    return false;
-  }
-  ++score.trials;
-  score.failed += failed;
-  if (failed) {
-    stage.made.clear();  // of a batch, what did succeed
-    stage.attached.clear();
-    // The session lives: what a failed operation was granted must be given back, not only be forgotten.
-    const std::uint64_t due = stage.own ? 2 : 1;
-    if (stage.session->info().lost == 0 && !eventually([&] { return leases(admin) == due; }))
-      e2e::failed(__FILE__, __LINE__, std::to_string(leases(admin)) + " leases, not " + std::to_string(due));
-    const auto left = harness::differences(before, harness::take_snapshot());
-    // A release that fails has unmapped all the same; a lost session may have closed its socket.
-    for (const std::string& what : left)
-      if (what.starts_with("left open") || what.starts_with("left mapped")) e2e::failed(__FILE__, __LINE__, what);
-  }
-  const bool lost = stage.session->info().lost != 0;
-  if (lost) {
-    NEED(failure.code == EPIPE || failure.call == Call::receive || failure.call == Call::poll);
-    NEED_STATUS(stage.session->try_ping(), session_lost);
-    stage.own.reset();
-    stage.made.clear();
-    stage.attached.clear();
-    stage.session = world.connect();
-  }
-  // Published, but there was no room to map it for reading: the handle stays and may be mapped.
-  if (failed && stage.own && stage.own->info().state == SHMB_REGION_PUBLISHED) {
-    NEED_STATUS(stage.own->try_map(0, 4096), ok);
-  } else if (failed || lost) {
-    if (!stage.own) NEED_STATUS(operation.prepare(stage), ok);
-    NEED_STATUS(operation.run(stage), ok);
-  }
-  NEED_STATUS(stage.session->try_ping(), ok);
-  return true;
+    Attempt attempt{operation.run(stage)};
+    attempt.reached = shmb::fault::count(failure.call) >= nth;
+    attempt.may_lose = failure.code == EPIPE || failure.call == Call::receive || failure.call == Call::poll;
+    return attempt;
+  };
 }
 
 }  // namespace
@@ -287,14 +91,16 @@ TEST_CASE(
     World world(options);
     Score score;
     harness::RawClient admin = admin_of(world);
-    for (const Operation& operation : operations(world.socket())) {
+    std::vector<Operation> all = session_operations(world.socket());
+    for (const Operation& one : region_operations()) all.push_back(one);
+    for (const Operation& operation : all) {
       const auto calls = calls_of(world, operation);
       for (const Failure& failure : failures()) {
         for (int nth = 1; nth <= calls.at(failure.call); ++nth) {
           bool more = false;
           std::string wrong;
           try {
-            more = trial(world, admin, operation, failure, nth, score);
+            more = trial(world, admin, operation, with(operation, failure, nth), score);
           } catch (const std::exception& failed) {
             wrong = failed.what();
           }
