@@ -286,7 +286,8 @@ std::string Reader::text() const {
           if (const auto text = text_of(at.record, size, field); !text.empty()) shown = escaped(text);
           break;
         case Type::numbers:
-          for (std::size_t i = 0; i < std::min<std::size_t>(field.count, records.kinds); ++i)
+          // The totals have room for kinds of records that there are not yet.
+          for (std::size_t i = 0; i < (at.number == kTotals ? records.kinds : field.count); ++i)
             shown += (i == 0 ? "" : ",") + number(value_of(at.record, size, field, i));
           break;
       }

@@ -11,7 +11,7 @@
 
 namespace shmb::daemon::books {
 
-inline constexpr std::uint16_t kMajor = 1, kMinor = 0;
+inline constexpr std::uint16_t kMajor = 1, kMinor = 1;
 
 enum class Type : std::uint8_t { number, signed_number, truth, descriptor, secret, text, numbers };
 struct Field {
@@ -755,6 +755,154 @@ inline constexpr auto kSegmentFields = std::to_array<Field>({
     {"slots_limit", Type::number, 36, 4, 1},
 });
 
+// What a GPU region or a timeline has beside other regions.
+struct GpuMemoryRecord {
+  static constexpr std::uint32_t kNumber = 17;
+  std::uint64_t id = 0;
+  std::uint64_t exporter = 0;
+  std::uint64_t node = 0;
+  std::uint64_t chunk_bytes = 0;
+  std::uint64_t granularity = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t allocation = 0;
+  std::uint64_t manifest_bytes = 0;
+  std::uint32_t publish_flags = 0;
+  std::uint32_t chunks = 0;
+  std::uint32_t driver = 0;
+  std::uint32_t exporter_pid = 0;
+  std::uint32_t words = 0;
+  std::int32_t code = 0;
+  std::int32_t manifest = -1;
+  std::uint8_t kind = 0;
+  std::uint8_t state = 0;
+  std::uint8_t status = 0;
+  std::uint8_t reserved = 0;
+  std::array<std::uint8_t, 16> uuid{};
+  std::array<std::uint8_t, 64> handle{};
+  std::uint64_t check = 0;
+};
+static_assert(std::is_trivially_copyable_v<GpuMemoryRecord>);
+static_assert(sizeof(GpuMemoryRecord) == 184);
+static_assert(offsetof(GpuMemoryRecord, id) == 0);
+static_assert(offsetof(GpuMemoryRecord, exporter) == 8);
+static_assert(offsetof(GpuMemoryRecord, node) == 16);
+static_assert(offsetof(GpuMemoryRecord, chunk_bytes) == 24);
+static_assert(offsetof(GpuMemoryRecord, granularity) == 32);
+static_assert(offsetof(GpuMemoryRecord, offset) == 40);
+static_assert(offsetof(GpuMemoryRecord, allocation) == 48);
+static_assert(offsetof(GpuMemoryRecord, manifest_bytes) == 56);
+static_assert(offsetof(GpuMemoryRecord, publish_flags) == 64);
+static_assert(offsetof(GpuMemoryRecord, chunks) == 68);
+static_assert(offsetof(GpuMemoryRecord, driver) == 72);
+static_assert(offsetof(GpuMemoryRecord, exporter_pid) == 76);
+static_assert(offsetof(GpuMemoryRecord, words) == 80);
+static_assert(offsetof(GpuMemoryRecord, code) == 84);
+static_assert(offsetof(GpuMemoryRecord, manifest) == 88);
+static_assert(offsetof(GpuMemoryRecord, kind) == 92);
+static_assert(offsetof(GpuMemoryRecord, state) == 93);
+static_assert(offsetof(GpuMemoryRecord, status) == 94);
+static_assert(offsetof(GpuMemoryRecord, reserved) == 95);
+static_assert(offsetof(GpuMemoryRecord, uuid) == 96);
+static_assert(offsetof(GpuMemoryRecord, handle) == 112);
+inline constexpr auto kGpuMemoryFields = std::to_array<Field>({
+    {"id", Type::number, 0, 8, 1, 3},
+    {"exporter", Type::number, 8, 8, 1},
+    {"node", Type::number, 16, 8, 1, 19},
+    {"chunk_bytes", Type::number, 24, 8, 1},
+    {"granularity", Type::number, 32, 8, 1},
+    {"offset", Type::number, 40, 8, 1},
+    {"allocation", Type::number, 48, 8, 1},
+    {"manifest_bytes", Type::number, 56, 8, 1},
+    {"publish_flags", Type::number, 64, 4, 1},
+    {"chunks", Type::number, 68, 4, 1},
+    {"driver", Type::number, 72, 4, 1},
+    {"exporter_pid", Type::number, 76, 4, 1},
+    {"words", Type::number, 80, 4, 1},
+    {"code", Type::signed_number, 84, 4, 1},
+    {"manifest", Type::descriptor, 88, 4, 1},
+    {"kind", Type::number, 92, 1, 1},
+    {"state", Type::number, 93, 1, 1},
+    {"status", Type::number, 94, 1, 1},
+    {"uuid", Type::numbers, 96, 1, 16},
+    {"handle", Type::numbers, 112, 1, 64},
+});
+
+// Two exports of one part of GPU memory.
+struct GpuChunkRecord {
+  static constexpr std::uint32_t kNumber = 18;
+  std::uint64_t id = 0;
+  std::uint64_t region = 0;
+  std::uint32_t index = 0;
+  std::int32_t keeper = -1;
+  std::int32_t share = -1;
+  std::array<std::uint8_t, 4> reserved{};
+  std::uint64_t check = 0;
+};
+static_assert(std::is_trivially_copyable_v<GpuChunkRecord>);
+static_assert(sizeof(GpuChunkRecord) == 40);
+static_assert(offsetof(GpuChunkRecord, id) == 0);
+static_assert(offsetof(GpuChunkRecord, region) == 8);
+static_assert(offsetof(GpuChunkRecord, index) == 16);
+static_assert(offsetof(GpuChunkRecord, keeper) == 20);
+static_assert(offsetof(GpuChunkRecord, share) == 24);
+static_assert(offsetof(GpuChunkRecord, reserved) == 28);
+inline constexpr auto kGpuChunkFields = std::to_array<Field>({
+    {"id", Type::number, 0, 8, 1},
+    {"region", Type::number, 8, 8, 1, 17},
+    {"index", Type::number, 16, 4, 1},
+    {"keeper", Type::descriptor, 20, 4, 1},
+    {"share", Type::descriptor, 24, 4, 1},
+});
+
+// An open node of a GPU, which keeps the GPU initialised.
+struct GpuNodeRecord {
+  static constexpr std::uint32_t kNumber = 19;
+  std::uint64_t id = 0;
+  std::uint32_t minor = 0;
+  std::uint32_t uid = 0;
+  std::int32_t node = -1;
+  std::uint8_t hold = 0;
+  std::array<std::uint8_t, 3> reserved{};
+  std::uint64_t check = 0;
+};
+static_assert(std::is_trivially_copyable_v<GpuNodeRecord>);
+static_assert(sizeof(GpuNodeRecord) == 32);
+static_assert(offsetof(GpuNodeRecord, id) == 0);
+static_assert(offsetof(GpuNodeRecord, minor) == 8);
+static_assert(offsetof(GpuNodeRecord, uid) == 12);
+static_assert(offsetof(GpuNodeRecord, node) == 16);
+static_assert(offsetof(GpuNodeRecord, hold) == 20);
+static_assert(offsetof(GpuNodeRecord, reserved) == 21);
+inline constexpr auto kGpuNodeFields = std::to_array<Field>({
+    {"id", Type::number, 0, 8, 1},
+    {"minor", Type::number, 8, 4, 1},
+    {"uid", Type::number, 12, 4, 1},
+    {"node", Type::descriptor, 16, 4, 1},
+    {"hold", Type::number, 20, 1, 1},
+});
+
+// A GPU that a session has named.
+struct GpuDeviceRecord {
+  static constexpr std::uint32_t kNumber = 20;
+  std::uint64_t id = 0;
+  std::uint64_t session = 0;
+  std::uint64_t node = 0;
+  std::array<std::uint8_t, 16> uuid{};
+  std::uint64_t check = 0;
+};
+static_assert(std::is_trivially_copyable_v<GpuDeviceRecord>);
+static_assert(sizeof(GpuDeviceRecord) == 48);
+static_assert(offsetof(GpuDeviceRecord, id) == 0);
+static_assert(offsetof(GpuDeviceRecord, session) == 8);
+static_assert(offsetof(GpuDeviceRecord, node) == 16);
+static_assert(offsetof(GpuDeviceRecord, uuid) == 24);
+inline constexpr auto kGpuDeviceFields = std::to_array<Field>({
+    {"id", Type::number, 0, 8, 1},
+    {"session", Type::number, 8, 8, 1, 2},
+    {"node", Type::number, 16, 8, 1, 19},
+    {"uuid", Type::numbers, 24, 1, 16},
+});
+
 struct RecordKind {
   std::string_view name;
   std::uint32_t size;
@@ -781,6 +929,10 @@ inline constexpr auto kRecordKinds = std::to_array<RecordKind>({
     {"pool", sizeof(PoolRecord), kPoolFields, "last_region", false, false},
     {"participant", sizeof(ParticipantRecord), kParticipantFields, "last_serial", false, false},
     {"segment", sizeof(SegmentRecord), kSegmentFields, "", false, false},
+    {"gpu_memory", sizeof(GpuMemoryRecord), kGpuMemoryFields, "", false, false},
+    {"gpu_chunk", sizeof(GpuChunkRecord), kGpuChunkFields, "last_serial", true, false},
+    {"gpu_node", sizeof(GpuNodeRecord), kGpuNodeFields, "last_serial", false, false},
+    {"gpu_device", sizeof(GpuDeviceRecord), kGpuDeviceFields, "last_serial", false, false},
 });
 
 }  // namespace shmb::daemon::books

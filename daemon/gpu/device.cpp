@@ -33,17 +33,32 @@ UidCharge::~UidCharge() {
 }
 
 GpuNode::GpuNode(Gpu& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid)
-    : gpu(owner), hold(how), minor(number), charge(std::move(paid)), fd(std::move(node)) {
+    : gpu(owner),
+      serial(++owner.host.last_serial),
+      hold(how),
+      minor(number),
+      charge(std::move(paid)),
+      fd(std::move(node)) {
+  gpu.host.books.gpu_nodes.note(*this);
   if (fd) ++gpu.accounts.open_descriptors;
 }
 
 GpuNode::~GpuNode() {
+  gpu.host.books.end<books::GpuNodeRecord>(gpu.host.books.gpu_nodes, *this);
   if (!fd) return;
   --gpu.accounts.open_descriptors;
   // The last close of a GPU's node tears the GPU down, which takes time. Without a thread the node is closed here.
-  (void)gpu.regions.closer.close(fd);
-  fd.reset();
+  if (!gpu.regions.closer.close(fd)) gpu.regions.closer.close_here(std::move(fd));
   gpu.host.descriptor_freed();
+}
+
+static void end_record(Session& session, GpuDevice& device) {
+  session.books.store.erase<books::GpuDeviceRecord>(device.place);
+}
+
+void drop_devices(Session& session) {
+  for (GpuDevice& device : session.gpu_devices) end_record(session, device);
+  session.gpu_devices.clear();
 }
 
 GpuDevice* find_device(Session& session, const sys::GpuUuid& uuid) {
@@ -112,10 +127,11 @@ void GpuLooker::State::run(std::unique_lock<std::mutex>& lock) {
 
 namespace {
 
-Result<GpuDevice*> add_device(Session& session, const sys::GpuUuid& uuid) {
+Result<GpuDevice*> add_device(Gpu& gpu, Session& session, const sys::GpuUuid& uuid) {
   if (session.gpu_devices.size() >= kDevicesOfSession)
     return error(Status::invalid, "a session names at most " + std::to_string(kDevicesOfSession) + " GPUs");
-  session.gpu_devices.push_back({uuid, {}, nullptr});
+  session.gpu_devices.push_back({uuid, {}, nullptr, ++gpu.host.last_serial});
+  changed(session);
   return &session.gpu_devices.back();
 }
 
@@ -141,7 +157,7 @@ Result<std::uint64_t> name_device(Gpu& gpu, Session& session, const sys::GpuUuid
   if (device && device->node) return 0;
   const bool under_way = device != nullptr;
   if (!device) {
-    SHMB_TRY(added, add_device(session, uuid));
+    SHMB_TRY(added, add_device(gpu, session, uuid));
     device = added;
   }
   if (!under_way && !gpu.looker.look({session.id, uuid, std::string(pci)}, gpu.regions.closer.wake_fd())) {
@@ -170,7 +186,7 @@ Result<GpuDevice*> give_node(Gpu& gpu, Session& session, const sys::GpuUuid& uui
   GpuDevice* device = find_device(session, uuid);
   const bool fresh = device == nullptr;
   if (fresh) {
-    auto added = add_device(session, uuid);
+    auto added = add_device(gpu, session, uuid);
     if (!added) return added;
     device = *added;
   }
@@ -187,6 +203,7 @@ Result<GpuDevice*> give_node(Gpu& gpu, Session& session, const sys::GpuUuid& uui
   }
   device->node = std::make_shared<GpuNode>(gpu, SHMBW_GPU_HOLD_GIVEN, minor, std::move(node),
                                            UidCharge(gpu.accounts, session.uid, std::move(*charge)));
+  changed(session);
   return device;
 }
 
@@ -198,14 +215,17 @@ void devices_found(Gpu& gpu) {
     if (!device) continue;  // the session's end gives the node back
     const std::vector<std::uint64_t> watches = std::exchange(device->watches, {});
     if (!device->node) device->node = node;  // else a node was given meanwhile
+    changed(*session);
     shmbw_gpu_device_event event{};
     std::ranges::copy(found.look.uuid, event.uuid);
     event.hold = device->node ? device->node->hold : SHMBW_GPU_HOLD_FAILED;
     event.minor = found.minor;
     event.system_errno = static_cast<std::uint32_t>(found.code);
     // A failed look may be repeated, because the cause may be gone by then.
-    if (!device->node)
+    if (!device->node) {
+      end_record(*session, *device);
       session->gpu_devices.erase(session->gpu_devices.begin() + (device - session->gpu_devices.data()));
+    }
     for (const std::uint64_t watch : watches) {
       event.watch = watch;
       tell_gpu_device(*session, event, found.text);

@@ -14,6 +14,7 @@
 
 #include "base/fd.hpp"
 #include "base/sys_gpu.hpp"
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/helper_threads.hpp"
 #include "daemon/ledger/gpu_memory.hpp"
@@ -37,6 +38,7 @@ class UidCharge {
   UidCharge(UidCharge&& other) noexcept;
   UidCharge& operator=(UidCharge&&) = delete;
   ~UidCharge();
+  std::uint32_t uid() const { return uid_; }
 
  private:
   Accounts* accounts_ = nullptr;
@@ -47,19 +49,21 @@ class UidCharge {
 // One open node, shared by all sessions that named the GPU and by every region on it. Its end closes the node on the
 // helper thread. A node that a session gave is charged to that session, because many sessions may give the same one.
 // Nodes that the broker opened are as few as the GPUs.
-struct GpuNode {
+struct GpuNode : books::Booked<GpuNode> {
   GpuNode(Gpu& owner, shmbw_gpu_hold how, std::uint32_t number, Fd node, UidCharge paid = {});
   GpuNode(const GpuNode&) = delete;
   GpuNode& operator=(const GpuNode&) = delete;
   ~GpuNode();
 
   Gpu& gpu;
+  const std::uint64_t serial;
   const shmbw_gpu_hold hold;  // node, given, or trusted (without a descriptor)
   const std::uint32_t minor;
   UidCharge charge;
   Fd fd;
 };
 
+void drop_devices(Session& session);  // all that it has named
 GpuDevice* find_device(Session& session, const sys::GpuUuid& uuid);
 
 // The helper thread. It is started when there is first something to look at.

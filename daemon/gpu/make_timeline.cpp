@@ -63,7 +63,7 @@ Result<Region*> make_timeline(Gpu& gpu, Session& session, const shmbw_gpu_timeli
   region.seal_sealed = true;
   region.many_writers = true;
   region.state = SHMBW_REGION_STATE_READY;
-  region.gpu = std::make_unique<GpuMemory>();
+  region.gpu = std::make_unique<GpuMemory>(region);
   region.gpu->kind = SHMBW_GPU_KIND_TIMELINE;
   region.gpu->exporter = session.id;
   region.gpu->exporter_pid = session.pid;
@@ -71,6 +71,7 @@ Result<Region*> make_timeline(Gpu& gpu, Session& session, const shmbw_gpu_timeli
   region.gpu->timeline = std::make_shared<Timeline>(gpu.regions.releaser, std::move(charge));
   region.gpu->timeline->map = std::move(*map);
   region.gpu->timeline->words = wish.words;
+  changed(*region.gpu);
   return &region;
 }
 

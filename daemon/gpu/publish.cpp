@@ -173,8 +173,9 @@ std::uint32_t rights_of_publisher(const shmbw_gpu_publish& wish) {
   return flagged(wish, SHMBW_GPU_PUBLISH_WRITING) ? rights : rights & ~std::uint32_t{SHMBW_RIGHT_MAP_WRITE};
 }
 
-void take_files_into(GpuMemory& gpu, std::span<Fd> files) {
+void take_files_into(Host& host, GpuMemory& gpu, std::span<Fd> files) {
   gpu.files.insert(gpu.files.end(), std::make_move_iterator(files.begin()), std::make_move_iterator(files.end()));
+  while (gpu.chunk_records.size() < gpu.present()) gpu.chunk_records.push_back({++host.last_serial});
 }
 
 void describe(GpuMemory& gpu, const Session& session, const shmbw_gpu_publish& wish) {
@@ -238,7 +239,7 @@ Result<PublishedGpu> publish_gpu(Gpu& gpu, Session& session, const shmbw_gpu_pub
   region.no_recycle = true;
   region.bytes_charge = std::move(bytes_charge);
   region.region_charge = std::move(region_charge);
-  region.gpu = std::make_unique<GpuMemory>();
+  region.gpu = std::make_unique<GpuMemory>(region);
   GpuMemory& memory = *region.gpu;
   describe(memory, session, wish);
   memory.node = std::move(node);
@@ -246,7 +247,7 @@ Result<PublishedGpu> publish_gpu(Gpu& gpu, Session& session, const shmbw_gpu_pub
   memory.descriptors_charge = std::move(descriptors_charge);
   memory.manifest_charge = std::move(*manifest_charge);
   memory.manifest = std::move(*manifest);
-  take_files_into(memory, files);
+  take_files_into(gpu.host, memory, files);
   gpu.accounts.open_descriptors += count;
   region.group = &group;
   changed(region);
@@ -259,6 +260,7 @@ Result<PublishedGpu> publish_gpu(Gpu& gpu, Session& session, const shmbw_gpu_pub
   }
   (*lease)->made = true;
   memory.exporter = session.id;
+  changed(memory);
   // The region that had the name keeps it until the last chunk has come. A new name keeps its place for as long.
   if (!name.empty() && memory.state == SHMBW_GPU_STATE_INCOMPLETE)
     region.promised = std::make_unique<Promised>(std::string(name), std::exchange(region.keep, 0),
@@ -282,7 +284,8 @@ Result<void> add_gpu_chunks(Gpu& gpu, Session& session, Region& region, const sh
   Result<Charge> name_charge = Charge{};
   if (whole && region.promised) name_charge = may_keep_promise(gpu.groups, session, region);
   if (!name_charge) return std::unexpected(name_charge.error());
-  take_files_into(memory, descriptors);
+  take_files_into(gpu.host, memory, descriptors);
+  changed(memory);
   if (!whole) return {};
   set_gpu_state(region, SHMBW_GPU_STATE_OK, 0, session.pid);
   if (region.promised) keep_promise(gpu.regions, region, std::move(*name_charge));

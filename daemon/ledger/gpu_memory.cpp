@@ -21,6 +21,14 @@ std::vector<Fd> GpuMemory::take_files() {
   return out;
 }
 
+void changed(GpuMemory& gpu) { gpu.region.group->groups.host.books.gpu_memories.note(gpu); }
+
+void end_records(Books& books, GpuMemory& gpu) {
+  books.end<books::GpuMemoryRecord>(books.gpu_memories, gpu);
+  for (GpuMemory::ChunkRecord& chunk : gpu.chunk_records) books.store.erase<books::GpuChunkRecord>(chunk.place);
+  gpu.chunk_records.clear();
+}
+
 bool on_gpu(const Region& region) { return region.gpu && region.gpu->on_gpu(); }
 
 Error other_kind(const Region& region) {
@@ -36,6 +44,7 @@ void set_gpu_state(Region& region, shmbw_gpu_state state, std::int32_t code, std
   if (gpu.state == state) return;
   gpu.state = state;
   if (code != 0) gpu.code = code;
+  changed(gpu);
   tell_gpu_state(region, code, pid);
 }
 
@@ -54,8 +63,9 @@ bool only_stayed(const Region& region) {
 void detach(Regions& regions, Region& region) {
   GpuMemory& gpu = *region.gpu;
   std::vector<Fd> files = gpu.take_files();
+  changed(gpu);
   if (!files.empty()) (void)regions.closer.close(files);
-  files.clear();  // where no thread could be started
+  for (Fd& file : files) regions.closer.close_here(std::move(file));  // where no thread could be started
   regions.accounts.open_descriptors -= std::exchange(gpu.descriptors, 0);
   gpu.descriptors_charge.give_back();
   gpu.manifest_charge.give_back();
@@ -73,6 +83,7 @@ void gpu_session_over(Regions& regions, Session& session) {
     GpuMemory& gpu = *region.gpu;
     const bool exporter = gpu.exporter == session.id;
     if (exporter) gpu.exporter = 0;
+    changed(gpu);
     if (gpu.timeline) {
       if (exporter) end_timeline(regions, region, SHMBW_GPU_WORD_STATUS_PRODUCER_DEAD, session.pid);
     } else if (exporter && gpu.kind == SHMBW_GPU_KIND_LEGACY) {
@@ -112,6 +123,7 @@ void gpu_lease_over(Regions& regions, Lease& lease) {
   GpuMemory& gpu = *region.gpu;
   if (gpu.exporter != lease.session->id) return;
   gpu.exporter = 0;
+  changed(gpu);
   if (gpu.timeline) return end_timeline(regions, region, SHMBW_GPU_WORD_STATUS_CLOSED, lease.session->pid);
   if (gpu.state != SHMBW_GPU_STATE_INCOMPLETE) return;
   set_gpu_state(region, SHMBW_GPU_STATE_INVALID, 0, lease.session->pid);
@@ -124,6 +136,7 @@ bool settle_gpu(Regions& regions, Region& region) {
   if (gpu.state == SHMBW_GPU_STATE_RETIRED && gpu.exporter != 0 && region.leases.size() == 1) {
     Session& owner = *region.leases.first()->session;
     gpu.exporter = 0;
+    changed(gpu);
     tell_gpu_drained(owner, region);
     region.bytes_charge.give_back();  // a ticket or a message may still name the region
     if (Lease* own = find_lease(owner, region)) drop_lease(regions, *own);
@@ -138,7 +151,7 @@ bool close_gpu(Regions& regions, Region& region) {
   if (files.empty()) return false;
   if (regions.closer.close(files, region.id)) return true;
   regions.host.log(4, "no helper thread could be started: closing descriptors of GPU memory while others wait");
-  files.clear();
+  for (Fd& file : files) regions.closer.close_here(std::move(file));
   return false;
 }
 

@@ -14,12 +14,14 @@
 #include "base/fd.hpp"
 #include "base/result.hpp"
 #include "base/sys_gpu.hpp"
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "proto/shmb_wire.h"
 
 namespace shmb::daemon {
 
 class Session;
+struct Books;
 struct GpuNode;
 struct Lease;
 struct Region;
@@ -32,9 +34,14 @@ struct GpuDevice {
   sys::GpuUuid uuid{};
   std::vector<std::uint64_t> watches;  // events that wait for the end of the look
   std::shared_ptr<GpuNode> node;       // null: the look is not over
+  std::uint64_t serial = 0;
+  std::uint32_t place = books::kNowhere;  // of its record
 };
 
-struct GpuMemory {
+struct GpuMemory : books::Booked<GpuMemory> {
+  explicit GpuMemory(Region& of) : region(of) {}
+
+  Region& region;
   shmbw_gpu_kind kind = SHMBW_GPU_KIND_NONE;
   shmbw_gpu_state state = SHMBW_GPU_STATE_OK;
   std::uint32_t publish_flags = 0;  // shmbw_gpu_publish_flags
@@ -47,6 +54,11 @@ struct GpuMemory {
   std::uint64_t exporter = 0;  // the session of its publisher, while that has its lease; else 0
   std::shared_ptr<GpuNode> node;
   std::vector<Fd> files;  // keeper, share, keeper, share, ...
+  struct ChunkRecord {
+    std::uint64_t serial = 0;
+    std::uint32_t place = books::kNowhere;
+  };
+  std::vector<ChunkRecord> chunk_records;
   Fd manifest;
   std::uint64_t descriptors = 0;  // of the broker's table
   Charge descriptors_charge, manifest_charge;
@@ -57,6 +69,10 @@ struct GpuMemory {
   int share(std::size_t chunk) const { return files[2 * chunk + 1].get(); }
   std::vector<Fd> take_files();
 };
+
+// As changed(Region&).
+void changed(GpuMemory& gpu);
+void end_records(Books& books, GpuMemory& gpu);
 
 // The region is GPU memory: no part of it can be mapped from a descriptor of the broker's.
 bool on_gpu(const Region& region);

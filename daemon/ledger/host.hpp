@@ -48,6 +48,8 @@ struct BrokerFacts {
 
 class Session;
 struct Fork;
+struct GpuMemory;
+struct GpuNode;
 struct Group;
 struct Lease;
 struct Participant;
@@ -75,6 +77,8 @@ struct Books {
   books::Changed<Fork> forks{noted};
   books::Changed<Pool> pools{noted};
   books::Changed<Participant> participants{noted};
+  books::Changed<GpuMemory> gpu_memories{noted};
+  books::Changed<GpuNode> gpu_nodes{noted};
 
   // Calls it for the lists that have something, most often the first.
   template <class Body>
@@ -90,7 +94,8 @@ struct Books {
       };
       (void)(one(lists) && ...);
     };
-    visit(leases, regions, sessions, tickets, groups, watches, worlds, workers, references, forks, pools, participants);
+    visit(leases, regions, sessions, tickets, groups, watches, worlds, workers, references, forks, pools, participants,
+          gpu_memories, gpu_nodes);
   }
   // The object is about to end, and its record with it.
   template <class Record, class T>

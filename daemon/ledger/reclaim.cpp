@@ -39,6 +39,7 @@ static void erase_region(Regions& regions, Region& region) {
   Books& books = regions.host.books;
   books.end<books::RegionRecord>(books.regions, region);
   books.store.erase<books::NameRecord>(region.name_place);
+  if (region.gpu) end_records(books, *region.gpu);
   group.regions.remove(region);
   regions.accounts.open_descriptors -= region.gpu ? region.gpu->descriptors : 1;
   regions.all.erase(region.id);
@@ -56,6 +57,7 @@ void free_region(Regions& regions, Region& region, bool at_once) {
   if (region.live()) --regions.count;
   region.state = SHMBW_REGION_STATE_FREEING;
   changed(region);
+  if (region.gpu) end_records(regions.host.books, *region.gpu);
   if (on_gpu(region)) {
     if (!close_gpu(regions, region)) erase_region(regions, region);
     return;

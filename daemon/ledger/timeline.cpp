@@ -90,6 +90,7 @@ void end_timeline(Regions& regions, Region& region, shmbw_gpu_word_status status
   Timeline& line = *region.gpu->timeline;
   if (line.status != SHMBW_GPU_WORD_STATUS_OK) return;
   line.status = status;
+  changed(*region.gpu);
   // Another holder must be released before it gets the event. Without another holder the region ends with its last
   // lease in a moment.
   regions.releaser.begin(line, others_hold(region));

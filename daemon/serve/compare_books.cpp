@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -80,17 +81,33 @@ void compare_records(Ledger& ledger, const Tell& tell) {
   Compared<books::PoolRecord> pools(store, tell);
   Compared<books::ParticipantRecord> participants(store, tell);
   Compared<books::SegmentRecord> segments(store, tell);
+  Compared<books::GpuMemoryRecord> gpu_memories(store, tell);
+  Compared<books::GpuChunkRecord> gpu_chunks(store, tell);
+  Compared<books::GpuDeviceRecord> gpu_devices(store, tell);
+  Compared<books::GpuNodeRecord> gpu_nodes(store, tell);
+  std::set<const GpuNode*> nodes;  // several sessions and regions share one
   for (const auto& [id, session] : ledger.sessions.all) {
     sessions.compare(record_of(session), session.place);
     for (const auto& [region, lease] : session.leases) leases.compare(record_of(lease), lease.place);
+    for (const GpuDevice& device : session.gpu_devices) {
+      gpu_devices.compare(device_of(session, device), device.place);
+      nodes.insert(device.node.get());
+    }
     for (const auto& [number, watch] : session.watches) watches.compare(record_of(watch), watch.place);
   }
   for (const auto& [id, group] : ledger.groups.all) groups.compare(record_of(group), group.place);
   for (const auto& [id, region] : ledger.regions.all) {
+    if (region.gpu) nodes.insert(region.gpu->node.get());  // also while its own files are being closed
     if (!has_record(region)) continue;
     regions.compare(record_of(region), region.place);
     if (const auto name = name_of(region)) names.compare(*name, region.name_place);
+    if (!region.gpu) continue;
+    gpu_memories.compare(record_of(*region.gpu), region.gpu->place);
+    for (std::uint32_t i = 0; i < region.gpu->present(); ++i)
+      gpu_chunks.compare(chunk_of(*region.gpu, i), region.gpu->chunk_records[i].place);
   }
+  for (const GpuNode* node : nodes)
+    if (node) gpu_nodes.compare(record_of(*node), node->place);
   for (const auto& [secret, ticket] : ledger.tickets.all) tickets.compare(record_of(ticket), ticket.place);
   for (const auto& [id, world] : ledger.worlds.all) {
     worlds.compare(record_of(world), world.place);

@@ -401,6 +401,7 @@ static Result<shmbw_gpu_retire_reply> retire(Ledger& ledger, Session& session, c
   }
   gpu.exporter = 0;
   gpu.state = SHMBW_GPU_STATE_RETIRED;
+  changed(gpu);
   region.bytes_charge.give_back();  // a ticket or a message may still name the region
   drop_lease(ledger.regions, *lease);
   return shmbw_gpu_retire_reply{{}, 0, 0};

@@ -13,6 +13,10 @@ namespace {
 
 using books::FailureRecord;
 using books::ForkRecord;
+using books::GpuChunkRecord;
+using books::GpuDeviceRecord;
+using books::GpuMemoryRecord;
+using books::GpuNodeRecord;
 using books::GroupRecord;
 using books::LeaseRecord;
 using books::NameRecord;
@@ -38,6 +42,19 @@ std::array<char, n> text_in(std::string_view text) {
 template <class T>
 void put(books::Store& store, T& item) {
   store.put(item.place, record_of(item));
+}
+void put(books::Store& store, Session& session) {
+  store.put(session.place, record_of(session));
+  for (GpuDevice& device : session.gpu_devices) store.put(device.place, device_of(session, device));
+}
+void put(books::Store& store, GpuMemory& gpu) {
+  if (!has_record(gpu.region)) return;
+  store.put(gpu.place, record_of(gpu));
+  for (std::size_t at = gpu.present(); at < gpu.chunk_records.size(); ++at)
+    store.erase<GpuChunkRecord>(gpu.chunk_records[at].place);
+  gpu.chunk_records.resize(gpu.present());
+  for (std::uint32_t index = 0; index < gpu.present(); ++index)
+    store.put(gpu.chunk_records[index].place, chunk_of(gpu, index));
 }
 void put(books::Store& store, Region& region) {
   if (!has_record(region)) {
@@ -330,6 +347,62 @@ SegmentRecord segment_of(const Pool& pool, std::uint32_t index) {
   out.first_slot = segment.first_slot;
   out.slots = segment.slots;
   out.slots_limit = segment.slots_limit;
+  return out;
+}
+
+GpuMemoryRecord record_of(const GpuMemory& gpu) {
+  GpuMemoryRecord out;
+  out.id = gpu.region.id;
+  out.exporter = gpu.exporter;
+  out.node = gpu.node ? gpu.node->serial : 0;
+  out.chunk_bytes = gpu.chunk_bytes;
+  out.granularity = gpu.granularity;
+  out.offset = gpu.offset;
+  out.allocation = gpu.allocation;
+  out.manifest_bytes = gpu.manifest_bytes;
+  out.publish_flags = gpu.publish_flags;
+  out.chunks = gpu.chunks;
+  out.driver = gpu.driver;
+  out.exporter_pid = gpu.exporter_pid;
+  out.code = gpu.code;
+  out.manifest = gpu.manifest.get();
+  out.kind = static_cast<std::uint8_t>(gpu.kind);
+  out.state = static_cast<std::uint8_t>(gpu.state);
+  if (gpu.timeline) {
+    out.words = gpu.timeline->words;
+    out.status = static_cast<std::uint8_t>(gpu.timeline->status);
+  }
+  std::ranges::copy(gpu.uuid, out.uuid.begin());
+  out.handle = gpu.handle;
+  return out;
+}
+
+GpuChunkRecord chunk_of(const GpuMemory& gpu, std::uint32_t index) {
+  GpuChunkRecord out;
+  out.id = gpu.chunk_records[index].serial;
+  out.region = gpu.region.id;
+  out.index = index;
+  out.keeper = gpu.files[2 * index].get();
+  out.share = gpu.share(index);
+  return out;
+}
+
+GpuNodeRecord record_of(const GpuNode& node) {
+  GpuNodeRecord out;
+  out.id = node.serial;
+  out.minor = node.minor;
+  out.uid = node.charge.uid();
+  out.node = node.fd.get();
+  out.hold = static_cast<std::uint8_t>(node.hold);
+  return out;
+}
+
+GpuDeviceRecord device_of(const Session& session, const GpuDevice& device) {
+  GpuDeviceRecord out;
+  out.id = device.serial;
+  out.session = session.id;
+  out.node = device.node ? device.node->serial : 0;
+  std::ranges::copy(device.uuid, out.uuid.begin());
   return out;
 }
 

@@ -15,6 +15,9 @@ namespace shmb::daemon {
 class Ledger;
 class Session;
 struct Fork;
+struct GpuDevice;
+struct GpuMemory;
+struct GpuNode;
 struct Group;
 struct Lease;
 struct Participant;
@@ -38,12 +41,16 @@ books::ReferenceRecord record_of(const Reference& reference);
 books::ForkRecord record_of(const Fork& fork);
 books::PoolRecord record_of(const Pool& pool);
 books::ParticipantRecord record_of(const Participant& participant);
+books::GpuMemoryRecord record_of(const GpuMemory& gpu);
+books::GpuNodeRecord record_of(const GpuNode& node);
 bool has_record(const Region& region);
 bool has_record(const Worker& worker);
 bool has_record(const Participant& participant);
 std::optional<books::NameRecord> name_of(const Region& region);
 std::optional<books::FailureRecord> failure_of(const Reference& reference);
 books::SegmentRecord segment_of(const Pool& pool, std::uint32_t index);
+books::GpuChunkRecord chunk_of(const GpuMemory& gpu, std::uint32_t index);
+books::GpuDeviceRecord device_of(const Session& session, const GpuDevice& device);
 
 // Where there is no memory for the records, the books stay as they were, and the next call writes more. Until then
 // requests that need memory are refused.

@@ -14,7 +14,10 @@ void take_over(Ledger& ledger, Session& heir, Session& from) {
     Lease& lease = node.mapped();
     lease.session = &heir;
     changed(lease);
-    if (GpuMemory* gpu = lease.region->gpu.get(); gpu && gpu->exporter == from.id) gpu->exporter = heir.id;
+    if (GpuMemory* gpu = lease.region->gpu.get(); gpu && gpu->exporter == from.id) {
+      gpu->exporter = heir.id;
+      changed(*gpu);
+    }
     lease.charge.move_to(heir.account);
     heir.leases.insert(std::move(node));
   }
@@ -28,7 +31,8 @@ void take_over(Ledger& ledger, Session& heir, Session& from) {
   while (Group* group = from.sponsored.first()) sponsor_group(heir, *group);
   move_participations(ledger.pools, from, heir);
   move_worker(from, heir);
-  heir.gpu_devices = std::move(from.gpu_devices);
+  drop_devices(heir);
+  heir.gpu_devices = std::exchange(from.gpu_devices, {});
   end_session(ledger, from);
 }
 
@@ -57,7 +61,7 @@ void end_session(Ledger& ledger, Session& session) {
   gpu_session_over(ledger.regions, session);
   for (auto at = session.leases.begin(); at != session.leases.end();)
     if (Lease& lease = (at++)->second; !gpu_lease_stays(session, lease)) drop_lease(ledger.regions, lease);
-  session.gpu_devices.clear();
+  drop_devices(session);
   stop_supervising(ledger.groups, session);
   leave_group(ledger.groups, session);
   stop_sponsoring(ledger.groups, session);

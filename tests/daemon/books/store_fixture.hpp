@@ -179,6 +179,51 @@ inline SegmentRecord segment(std::uint64_t region, std::uint64_t pool) {
   return out;
 }
 
+inline GpuMemoryRecord gpu_memory(std::uint64_t region, std::uint64_t exporter, std::uint64_t node) {
+  GpuMemoryRecord out;
+  out.id = region;
+  out.exporter = exporter;
+  out.node = node;
+  out.allocation = 2 << 20;
+  out.manifest_bytes = 100;
+  out.chunks = 1;
+  out.code = -1;
+  out.manifest = 203;
+  out.kind = SHMBW_GPU_KIND_VMM;
+  out.state = SHMBW_GPU_STATE_POISONED;
+  out.uuid.fill(0xc0);
+  out.handle[63] = 1;
+  return out;
+}
+
+inline GpuChunkRecord gpu_chunk(std::uint64_t id, std::uint64_t region) {
+  GpuChunkRecord out;
+  out.id = id;
+  out.region = region;
+  out.keeper = 204;
+  out.share = 205;
+  return out;
+}
+
+inline GpuNodeRecord gpu_node(std::uint64_t id) {
+  GpuNodeRecord out;
+  out.id = id;
+  out.minor = 3;
+  out.uid = 1000;
+  out.node = 206;
+  out.hold = SHMBW_GPU_HOLD_GIVEN;
+  return out;
+}
+
+inline GpuDeviceRecord gpu_device(std::uint64_t id, std::uint64_t session, std::uint64_t node) {
+  GpuDeviceRecord out;
+  out.id = id;
+  out.session = session;
+  out.node = node;
+  out.uuid.fill(0xc0);
+  return out;
+}
+
 inline NameRecord name(std::uint64_t id, std::string_view text) {
   NameRecord out;
   out.id = id;
@@ -221,7 +266,7 @@ struct Books {
   std::uint32_t maker = kNowhere, reader = kNowhere, first = kNowhere, second = kNowhere, called = kNowhere,
                 owner = kNowhere, held = kNowhere, sent = kNowhere, seen = kNowhere, met = kNowhere, works = kNowhere,
                 lent = kNowhere, taken = kNowhere, failed = kNowhere, frames = kNowhere, joined = kNowhere,
-                cut = kNowhere;
+                cut = kNowhere, exported = kNowhere, chunk = kNowhere, node = kNowhere, device = kNowhere;
   Books() {
     CHECK(store.ready());
     store.begin();
@@ -240,6 +285,10 @@ struct Books {
     store.put(frames, pool(5, 1));
     store.put(joined, participant(2, 5, 1));
     store.put(cut, segment(7, 5));
+    store.put(exported, gpu_memory(7, 1, 3));
+    store.put(chunk, gpu_chunk(1, 7));
+    store.put(node, gpu_node(3));
+    store.put(device, gpu_device(2, 1, 3));
     store.totals.last_group = 1;
     store.totals.last_serial = 7;
     store.totals.last_reference = 9;
@@ -254,6 +303,8 @@ struct Books {
     store.erase<TicketRecord>(sent);
     store.erase<WatchRecord>(seen);
     store.erase<SegmentRecord>(cut);
+    store.erase<GpuMemoryRecord>(exported);
+    store.erase<GpuChunkRecord>(chunk);
   }
   void erase_of_group() {
     store.erase<WorldRecord>(met);
@@ -263,6 +314,8 @@ struct Books {
     store.erase<FailureRecord>(failed);
     store.erase<PoolRecord>(frames);
     store.erase<ParticipantRecord>(joined);
+    store.erase<GpuDeviceRecord>(device);
+    store.erase<GpuNodeRecord>(node);
   }
   // Now no place for another region is left, and none for more memory.
   void fill() {

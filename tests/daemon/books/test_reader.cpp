@@ -21,9 +21,11 @@ namespace {
 
 // An image in text: its size, its 16-byte rows that are not zero, and what a reader prints of it.
 std::string as_text(const std::vector<std::byte>& bytes, const std::string& read) {
+  Head head;
+  std::memcpy(&head, bytes.data(), sizeof head);
   std::ostringstream out;
-  out << "# SPDX-License-Identifier: Apache-2.0\n# The books as the first version of their format wrote them, and what "
-         "they say. Readers of major 1 read them for ever.\nbytes "
+  out << "# SPDX-License-Identifier: Apache-2.0\n# The books as version 1." << head.minor
+      << " of their format wrote them, and what they say. Readers of major 1 read them for ever.\nbytes "
       << bytes.size() << '\n'
       << std::hex << std::setfill('0');
   for (std::size_t row = 0; row < bytes.size(); row += 16) {
@@ -189,6 +191,8 @@ TEST_CASE("a reader says what contradicts itself") {
       store.erase<TicketRecord>(books.sent);
       store.erase<WatchRecord>(books.seen);
       store.erase<SegmentRecord>(books.cut);
+      store.erase<GpuMemoryRecord>(books.exported);
+      store.erase<GpuChunkRecord>(books.chunk);
       store.erase<RegionRecord>(books.first);
     });
     CHECK(said == "name 7: there is no region 7");
