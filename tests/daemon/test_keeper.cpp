@@ -474,6 +474,7 @@ TEST_CASE("a file of a client whose close waits for ever holds up neither the ne
       [&](const keep::Life& life, Seen&) {
         if (life.before == 0) {
           (void)::open(stuck.path().c_str(), O_RDONLY | O_CLOEXEC);
+          (void)::memfd_create("left", MFD_CLOEXEC);
           (void)::fcntl(ends[1], F_DUPFD_CLOEXEC, 3);
           ::close(ends[1]);
           life.served();
@@ -489,6 +490,15 @@ TEST_CASE("a file of a client whose close waits for ever holds up neither the ne
   CHECK(::recv(ends[0], &byte, 1, 0) == 0);
   REQUIRE(eventually([&] { return stuck.flushes() == 1; }));
   family.await_broker(2);
+  CHECK(eventually([&] {
+    const std::string folder = "/proc/" + std::to_string(family.main_pid()) + "/fd";
+    char target[64] = {};
+    for (int number : harness::numbers_in(folder))
+      if (::readlink((folder + "/" + std::to_string(number)).c_str(), target, sizeof target - 1) > 0 &&
+          std::string(target).starts_with("/memfd:left"))
+        return false;
+    return true;
+  }));
   stuck.release();
   ::close(ends[0]);
 }

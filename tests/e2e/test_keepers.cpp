@@ -125,7 +125,11 @@ void work(const World& world, std::atomic<bool>& stop, std::atomic<int>& lost, s
 
 }  // namespace
 
+#define NEEDS_KEEPERS() \
+  if (harness::kThreadSanitizer) SKIP_CASE("a broker with ThreadSanitizer has no keepers")
+
 TEST_CASE("a broker with keepers serves, has the started process as its own, and ends by SIGTERM with 0") {
+  NEEDS_KEEPERS();
   for (const std::string& engine : harness::engines()) {
     CAPTURE(engine);
     World world(with_keepers(engine));
@@ -143,6 +147,7 @@ TEST_CASE("a broker with keepers serves, has the started process as its own, and
 }
 
 TEST_CASE("the broker is killed again and again: each client loses its session at most, and the next call serves it") {
+  NEEDS_KEEPERS();
   for (const std::string& engine : harness::engines()) {
     CAPTURE(engine);
     World world(with_keepers(engine));
@@ -178,6 +183,7 @@ TEST_CASE("the broker is killed again and again: each client loses its session a
 }
 
 TEST_CASE("a broker that is killed at each call of its start is replaced until one serves") {
+  NEEDS_KEEPERS();
   const int lives = 400;  // more than a start has calls: one of the first that come through serves
   World world(with_keepers("auto", "die_each=" + std::to_string(lives)));
   CHECK(eventually([&] {
@@ -192,6 +198,7 @@ TEST_CASE("a broker that is killed at each call of its start is replaced until o
 }
 
 TEST_CASE("the death of a keeper disturbs no session") {
+  NEEDS_KEEPERS();
   World world(with_keepers());
   const Processes processes(world.broker());
   REQUIRE(processes.whole());
@@ -214,6 +221,7 @@ TEST_CASE("the death of a keeper disturbs no session") {
 }
 
 TEST_CASE("a second daemon in the same directory is refused, also after main keeper and broker have died") {
+  NEEDS_KEEPERS();
   World world(with_keepers());
   const Processes processes(world.broker());
   REQUIRE(processes.whole());
@@ -233,6 +241,7 @@ TEST_CASE("a second daemon in the same directory is refused, also after main kee
 }
 
 TEST_CASE("after the broker's death no old session hangs, though its broker was stopped and the clients wait") {
+  NEEDS_KEEPERS();
   World world(with_keepers());
   const Processes processes(world.broker());
   REQUIRE(processes.whole());
