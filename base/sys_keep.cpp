@@ -6,6 +6,7 @@
 #include <linux/prctl.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -58,6 +59,11 @@ Sys<void> leave_last_word(LastWord& last) {
   SHMB_TRY_VOID(call_void(fault::Call::futex, [&] { return ::syscall(SYS_set_robust_list, &head, sizeof head); }));
   last.word.store(static_cast<std::uint32_t>(::getpid()) | FUTEX_WAITERS, std::memory_order_release);
   return {};
+}
+
+void* memory_shared_with_children(std::size_t bytes) {
+  void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return at == MAP_FAILED ? nullptr : at;
 }
 
 void wait_while(std::atomic<std::uint32_t>& word, std::uint32_t value, std::int64_t timeout) {

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/result.hpp"
@@ -16,6 +17,9 @@ namespace shmb::sys {
 // As fork(2), for a process of one thread: 0 in the child. Both have one descriptor table, so the end of either closes
 // nothing. `noted` gets the child's pid before the child runs, also if the parent ends in that moment.
 Sys<pid_t> fork_sharing_descriptors(std::atomic<pid_t>& noted);
+
+// Zeros without a name. A child of fork has the same memory. nullptr: the kernel has none.
+void* memory_shared_with_children(std::size_t bytes);
 
 // A word in shared memory that tells of the end of a thread, to processes that are not its parent, without a
 // descriptor. The thread leaves its tid in it. The kernel adds `kOwnerDied` and wakes the word's waiters when the

@@ -7,8 +7,10 @@
 #include <array>
 #include <map>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "daemon/books/image.hpp"
 
@@ -27,6 +29,17 @@ std::string number(std::uint64_t value) { return std::to_string(value); }
 // Whether [offset, offset + bytes) lies behind the head and in the image.
 bool inside(const Head& head, std::uint64_t offset, std::uint64_t bytes) {
   return offset >= kTablesAt && offset <= head.bytes && bytes <= head.bytes - offset && offset % 8 == 0;
+}
+
+// A journal that shares memory with a table would be overwritten by its own records while they are put in place.
+bool overlap(const Head& head) {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> parts{{head.journal, head.journal_bytes}};
+  for (const TableHead& table : std::span(head.tables).first(head.kinds))
+    parts.emplace_back(table.offset, std::uint64_t{table.size} * table.capacity);
+  std::ranges::sort(parts);
+  for (std::size_t i = 1; i < parts.size(); ++i)
+    if (parts[i - 1].first + parts[i - 1].second > parts[i].first) return true;
+  return false;
 }
 
 Result<Head> read_head(std::span<const std::byte> memory) {
@@ -51,6 +64,7 @@ Result<Head> read_head(std::span<const std::byte> memory) {
   }
   if (head.journal_bytes < sizeof(JournalHead) || !inside(head, head.journal, head.journal_bytes))
     return unreadable("the journal does not lie inside of them");
+  if (overlap(head)) return unreadable("two of their tables, or a table and the journal, overlap");
   return head;
 }
 

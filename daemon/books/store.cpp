@@ -237,7 +237,9 @@ bool Store::commit() {
     totals.high[number - 1] = table.high;
     totals.count[number - 1] = table.used + table.added - table.erased();
   });
-  // Their tail is the numbers of records.
+  // The numbers of records behind that are the same where no table changed.
+  static_assert(offsetof(TotalsRecord, count) + sizeof totals.count == offsetof(TotalsRecord, check),
+                "a field behind `count` must be compared here too");
   const bool same =
       counts_ == 0 && totals_place_ != kNowhere &&
       std::memcmp(record_at(TotalsRecord::kNumber, totals_place_), &totals, offsetof(TotalsRecord, high)) == 0;

@@ -56,8 +56,8 @@ struct Between {
 
 template <class T>
 T* shared() {
-  void* const at = ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  return at == MAP_FAILED ? nullptr : new (at) T;
+  void* const at = sys::memory_shared_with_children(sizeof(T));
+  return at == nullptr ? nullptr : new (at) T;
 }
 
 bool no_such_process(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }

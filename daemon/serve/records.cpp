@@ -122,7 +122,8 @@ SessionRecord record_of(const Session& session) {
   out.uid = session.uid;
   out.pid = session.pid;
   out.socket = session.link ? session.link->descriptors_held().socket : -1;
-  out.pidfd = session.has_pidfd ? session.pidfd : -1;
+  // The transport closes it when the process has ended, and the session may live on with an heir.
+  out.pidfd = session.has_pidfd && !session.process_gone ? session.pidfd : -1;
   out.phase = static_cast<std::uint8_t>(session.phase);
   out.admin = session.admin;
   out.charged = static_cast<bool>(session.charge);

@@ -14,7 +14,7 @@ import time
 
 import pytest
 from mp_world import METHODS, ended
-from torch_rpc_world import free_port, functions, join, rpc, torch, until
+from torch_rpc_world import free_port, functions, join, rpc, stop, torch, until
 
 from shmbroker import mp
 
@@ -221,7 +221,7 @@ def test_92_100_a_creation_that_was_too_slow_has_failed_for_good(world, timeout)
 def test_93_95_a_lost_creation_has_failed_and_a_late_one_arrives(world):
     stopped = world.processes[0]
     rpc.rpc_sync("w1", operator.add, args=(1, 2))
-    os.kill(stopped.pid, signal.SIGSTOP)
+    stop(stopped.pid)
     try:
         lost = rpc.remote("w1", functions.give_back, args=(5,), timeout=0.3)
         delayed = rpc.remote("w1", functions.give_back, args=(6,), timeout=0)

@@ -8,7 +8,7 @@ import signal
 import sys
 
 import pytest
-from torch_rpc_world import ended, free_port, functions, join, rpc, start, start_worker, torch, until
+from torch_rpc_world import ended, free_port, functions, join, rpc, start, start_worker, stop, torch, until
 
 ADD = '''
 import torch
@@ -119,7 +119,7 @@ def test_84_93_95_a_creation_that_comes_too_late_has_failed_and_one_without_a_li
         rpc.rpc_sync("w1", torch.add, args=(1, 2))
         known = functions.make_at("w1", 1)
         assert known._get_type() is int
-        stopped.send_signal(signal.SIGSTOP)
+        stop(stopped.pid)
         assert known._get_type(timeout=5) is int  # 84: nobody is asked a second time
         lost = rpc.remote("w1", functions.give_back, args=(5,), timeout=0.3)
         delayed = rpc.remote("w1", functions.give_back, args=(6,), timeout=0)

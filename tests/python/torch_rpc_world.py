@@ -2,6 +2,7 @@
 """Shared by the test_torch_rpc*.py: workers that are started one by one, as users start them."""
 import atexit
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,17 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
+
+
+def stop(pid):
+    """One thread takes SIGSTOP and stops the others. Until it has a processor they run on, and serve."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def states():
+        tasks = f"/proc/{pid}/task"
+        return [open(f"{tasks}/{task}/stat").read().rpartition(")")[2].split()[0] for task in os.listdir(tasks)]
+
+    until(lambda: set(states()) == {"T"})
 
 
 _started = []

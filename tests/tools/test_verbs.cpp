@@ -13,6 +13,7 @@
 #include "client/face/shmbroker.h"
 #include "client/face/shmbroker.hpp"
 #include "spawn/ranks/tree.hpp"
+#include "tests/harness/child.hpp"
 #include "tests/tools/world.hpp"
 
 using shmb::test::Ended;
@@ -94,6 +95,34 @@ TEST_CASE("status --state shows each record of the books, and no secret") {
   CHECK_FALSE(has(state.out, "problem: "));
   CHECK(world.tool({"release", "one"}).status == 0);
   CHECK_FALSE(has(world.tool({"status", "--state"}).out, "\nregion "));
+}
+
+TEST_CASE("status --state finds no fault in a session that a forked child holds after the end of its process") {
+  World world;
+  REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "one"}).status == 0);
+  harness::Gate finish;
+  const pid_t parent = ::fork();
+  if (parent == 0) {
+    const auto session = shmbroker::Session::connect({.socket = world.socket()});
+    if (::fork() != 0) ::_exit(0);
+    finish.wait();  // this process holds the socket
+    ::_exit(0);
+  }
+  int status = -1;
+  CHECK(::waitpid(parent, &status, 0) == parent);
+  CHECK(status == 0);
+  const auto held = [&] { return has(world.tool({"status", "--state"}).out, " process_gone=1"); };
+  CHECK(eventually(held));
+  {
+    // The broker gives the number of the descriptor that told of the end to the next one that connects.
+    const auto next = shmbroker::Session::connect({.socket = world.socket()});
+    const Ended state = world.tool({"status", "--state"});
+    CHECK(state.status == 0);
+    CHECK_FALSE(has(state.out, "problem: "));
+  }
+  finish.open();
+  CHECK(eventually([&] { return !held(); }));
+  CHECK(world.tool({"release", "one"}).status == 0);
 }
 
 TEST_CASE("list, inspect and status tell the same story as put") {

@@ -158,6 +158,20 @@ TEST_CASE("a reader refuses an image that is cut off at any length") {
   CHECK(reasons.size() >= 2);
 }
 
+TEST_CASE("a reader refuses parts that overlap, because the journal would overwrite itself while it is put in place") {
+  Books books;
+  auto copied = books.store.copy();
+  REQUIRE(copied);
+  std::vector<std::byte> bytes = bytes_of(*copied);
+  Head head;
+  std::memcpy(&head, bytes.data(), sizeof head);
+  SUBCASE("a table in the journal") { head.tables[2].offset = head.journal; }
+  SUBCASE("a table in another one") { head.tables[2].offset = head.tables[1].offset; }
+  head.check = check_of(head, kMagic);
+  std::memcpy(bytes.data(), &head, sizeof head);
+  CHECK(read(bytes).refused.find("overlap") != std::string::npos);
+}
+
 TEST_CASE("a reader says what contradicts itself") {
   Books books;
   const auto problems_after = [&](const std::function<void(Store&)>& change) {
