@@ -32,9 +32,9 @@ constexpr std::int64_t kLastSteps = 100 * kMilli;
 // A broker that was killed from outside is not at fault: its pause stays short.
 constexpr std::int64_t kLivedWell = kSecond, kFirstPause = kMilli, kLongestPause = kSecond, kKilledPause = 50 * kMilli;
 constexpr std::int64_t kCloneAgain = 100 * kMilli;
-constexpr int kLooks = 4;  // in the time after which a broker hangs
-constexpr int kForwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-constexpr int kTakenByBroker[] = {SIGTERM, SIGINT, SIGHUP};  // it reads them from a descriptor
+constexpr int kLooks = 4;                                // in the time after which a broker hangs
+constexpr int kForwarded[] = {SIGTERM, SIGINT, SIGHUP};  // a broker reads them from a descriptor
+constexpr int kIgnored[] = {SIGUSR1, SIGUSR2};           // by all three: nobody takes them
 constexpr sys::ProcessName kName{"shmb-keeper"};
 
 constexpr std::uint64_t bit(int signal) { return std::uint64_t{1} << signal; }
@@ -114,6 +114,7 @@ void Keeper::prepare() {
     ::sigdelset(&usual_, signal);
   }
   ::sigdelset(&usual_, SIGCHLD);
+  for (int signal : kIgnored) ::signal(signal, SIG_IGN);
   broker_name_ = sys::process_name();
   sys::set_process_name(kName);
   main_ = ::getpid();
@@ -174,13 +175,16 @@ bool Keeper::broker_gone(std::int64_t now) {
 }
 
 void Keeper::broker_lost(std::int64_t now) {
-  between_.broker.store(0, std::memory_order_release);
   if (board_.ended != 0) end(0);
+  between_.broker.store(0, std::memory_order_release);
   if (reaped_ && WIFEXITED(last_status_)) {
     const int status = WEXITSTATUS(last_status_);
     if (status == 0 || board_.served == 0) end(status);
     if (status == kCannotGoOn) end(1);
   }
+  // A fault at each start would go on for ever, and nobody would be told. SIGKILL comes from outside.
+  if (reaped_ && WIFSIGNALED(last_status_) && WTERMSIG(last_status_) != SIGKILL && board_.served == 0)
+    end(128 + WTERMSIG(last_status_));
   if (stop_) {
     for (const std::string& socket : keep_.sockets) ::unlink(socket.c_str());
     end(0);
@@ -280,8 +284,8 @@ Keeper::Role Keeper::start_broker(std::int64_t now) {
 Life Keeper::become_broker() {
   for (int signal : kForwarded) ::signal(signal, SIG_DFL);
   ::signal(SIGCHLD, SIG_DFL);
-  // Those that the broker reads from a descriptor wait until it has that.
-  for (int signal : kTakenByBroker) ::sigaddset(&usual_, signal);
+  // They wait until the broker has the descriptor that it reads them from.
+  for (int signal : kForwarded) ::sigaddset(&usual_, signal);
   ::sigprocmask(SIG_SETMASK, &usual_, nullptr);
   sys::set_process_name(broker_name_);
   Life life{&board_, between_.brokers - 1, {}};

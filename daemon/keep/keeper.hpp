@@ -9,7 +9,8 @@
 //   listening sockets stay open meanwhile, so a client that connects waits and finds no gap. The next broker has empty
 //   books. It closes what its predecessor left open (leftovers.hpp), so each client of that one sees end of file.
 // - A keeper ends: the other one starts a new one. The broker never does, because its image is not clean.
-// - The broker ends in order, or before it has ever served: both keepers end too, with its status.
+// - The broker ends in order, or before any broker has served, by its own fault: both keepers end too,
+//   with its status.
 //
 // A keeper has one thread, allocates nothing, and waits for signals and for a word of shared memory alone. It reads no
 // descriptor that a client or a broker could have changed. The words that the broker writes (Board) can only make it

@@ -297,6 +297,36 @@ TEST_CASE("a broker that fails before one has served ends the keepers with its s
   CHECK(last.started().wait() == 1);
 }
 
+TEST_CASE("a broker that dies by a fault before one has served ends the keepers with the signal's status") {
+  NEEDS_KEEPERS();
+  Family never([](const keep::Life&, Seen&) {
+    ::signal(SIGABRT, SIG_DFL);
+    return ::raise(SIGABRT);
+  });
+  CHECK(eventually([&] { return !alive(never.main_pid()) || never.seen().brokers > 3; }));
+  CHECK(never.seen().brokers == 1);
+  if (!alive(never.main_pid())) CHECK(never.started().wait() == 128 + SIGABRT);
+  // SIGKILL comes from outside: such a broker is replaced, also before it has served.
+  Family killed(
+      [](const keep::Life& life, Seen&) { return life.before < 3 ? ::raise(SIGKILL) : serve_until_told(life); });
+  killed.await_broker(4);
+}
+
+TEST_CASE("signals that the broker does not take kill none of the three") {
+  NEEDS_KEEPERS();
+  Family family;
+  const auto three = family.whole();
+  for (int signal : {SIGUSR1, SIGUSR2})
+    for (pid_t each : {three.main, three.second, three.broker}) ::kill(each, signal);
+  // Once the main keeper has done something else, it has taken them too.
+  ::kill(three.second, SIGKILL);
+  pid_t next = 0;
+  REQUIRE(eventually([&] { return (next = family.second()) != 0 && next != three.second; }));
+  CHECK(alive(three.main));
+  CHECK(alive(three.broker));
+  CHECK(family.seen().brokers == 1);
+}
+
 TEST_CASE("a broker hears how the one before it ended") {
   NEEDS_KEEPERS();
   Family family([](const keep::Life& life, Seen& seen) {
