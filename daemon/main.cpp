@@ -187,7 +187,9 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   tell_ready(options, life);
   manager.ready(serving);
   const Transport::End end = transport.run();
-  manager.stopping(end == Transport::End::failed ? "the event loop failed" : "ending");
+  // A broker that its keepers replace does not end the service.
+  if (end != Transport::End::failed) manager.stopping("ending");
+  else if (!life) manager.stopping("the event loop failed");
   switch (end) {
     case Transport::End::stopped:
       log::line(log::info, "stopped by a signal");
@@ -201,8 +203,19 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   return error(Status::system, "the event loop failed: the broker cannot go on");
 }
 
+// A reload has applied limits in the last broker, or has found none to apply them.
+void take_limits_again(Options& options) {
+  std::vector<std::string> notes;
+  if (auto fresh = read_settings_again(options, notes)) options.config.limits = fresh->limits;
+  else log::line(log::error, "the limits are those of the first start: " + fresh.error().sentence);
+}
+
 // A broker that closed a number which is not its own took it from its keepers too.
-Result<void> take_again(const Config& config, Place& place, const keep::Leftovers& left) {
+Result<void> take_again(const Config& config, ServiceManager& manager, Place& place, const keep::Leftovers& left) {
+  if (manager.notified() && left.lost(manager.number())) {
+    manager.forget();
+    log::line(log::error, "own bug: the last broker closed the socket to the service manager: it is not notified");
+  }
   if (left.lost(place.lock.get())) {
     (void)place.lock.release();
     // A lock that the last broker took again goes with its descriptors, in a moment.
@@ -230,7 +243,7 @@ Result<void> take_again(const Config& config, Place& place, const keep::Leftover
 }
 
 // A broker without keepers, or, with them, each of its brokers in turn.
-Result<int> serve(const Options& options, ServiceManager& manager) {
+Result<int> serve(Options options, ServiceManager& manager) {
   SHMB_TRY(place, take_place(options.config));
   std::optional<keep::Life> life;
   keep::Keep keep;
@@ -249,16 +262,16 @@ Result<int> serve(const Options& options, ServiceManager& manager) {
   if (!life) return serve(options, manager, place, life, 0);
 
   keep::Leftovers left(known);
-  // Its own ones: those of the engine, and what is opened later.
-  const auto own = static_cast<std::uint32_t>(open_descriptors() + kOpenedLater - left.count());
   left.close();
   if (life->before > 0)
     log::line(log::warning,
               "the last broker " + life->last + ": this one takes its place, and the sessions of that one are lost");
-  if (auto whole = take_again(options.config, place, left); !whole) {
+  if (auto whole = take_again(options.config, manager, place, left); !whole) {
     log::failure(whole.error().sentence);
     ::_exit(keep::kCannotGoOn);
   }
+  if (life->before > 0) take_limits_again(options);
+  const auto own = static_cast<std::uint32_t>(known.size() + kOpenedLater);
   auto served = serve(options, manager, place, life, own);
   if (served) {
     life->ended();

@@ -7,9 +7,7 @@
 #include <vector>
 
 #include "base/result.hpp"
-#include "base/sys_file.hpp"
 #include "base/sys_process.hpp"
-#include "base/text.hpp"
 #include "daemon/kit/log.hpp"
 
 namespace shmb::daemon {
@@ -44,16 +42,12 @@ void Signals::reload() {
 }
 
 Result<std::string> Signals::read_again() {
-  const std::string& file = options_.config.file;
-  // A pipe would make the broker wait for its writer, and was read at the start.
-  if (auto facts = sys::path_facts(file.c_str(), true); facts && !facts->is_regular)
-    return error(Status::invalid, "configuration file " + quoted(file) + " is no regular file");
   std::vector<std::string> notes;
-  SHMB_TRY(fresh, read_settings(options_.given, notes));
+  SHMB_TRY(fresh, read_settings_again(options_, notes));
   books_.set_limits(fresh.limits);
   transport_.set_limits(fresh.limits);
   std::string told = "limits applied again";
-  if (options_.given.file) notes.push_back("configuration read from " + file);
+  if (options_.given.file) notes.push_back("configuration read from " + options_.config.file);
   if (notes.empty()) notes.push_back("no configuration file, so these are the defaults");
   for (const std::string& note : notes) told += "; " + note;
   std::string keys;

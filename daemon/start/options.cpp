@@ -186,8 +186,22 @@ Result<Config> read_settings(const Given& given, std::vector<std::string>& notes
   if (given.idle_exit) config.idle_exit = *given.idle_exit;
   if (given.log_priority) config.log_priority = *given.log_priority;
   if (given.user) config.user = *given.user;
+  if (config.keep && !given.keep && config.mode == Mode::private_) {
+    config.keep = false;
+    notes.push_back("'keep' in " + config.file +
+                    " is for a system broker: a job that a private one was started in would end it with its keepers. A "
+                    "private broker that you start by hand takes --keep");
+  }
   config.keep = config.keep || given.keep;
   return std::move(config);
+}
+
+Result<Config> read_settings_again(const Options& options, std::vector<std::string>& notes) {
+  const std::string& file = options.config.file;
+  // A pipe would make the broker wait for its writer, and was read at the start.
+  if (auto facts = sys::path_facts(file.c_str(), true); facts && !facts->is_regular)
+    return error(Status::invalid, "configuration file " + quoted(file) + " is no regular file");
+  return read_settings(options.given, notes);
 }
 
 const char* help_text() {

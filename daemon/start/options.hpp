@@ -33,8 +33,10 @@ struct Options {
 
 // A usage error is a sentence with Status::invalid and errno EINVAL (exit status 2). An unusable file has errno 0.
 Result<Options> parse_options(int argc, char** argv);
-// Reads the file and puts the command line over it; the directory is left out. Also called at a reload.
+// Reads the file and puts the command line over it; the directory is left out.
 Result<Config> read_settings(const Given& given, std::vector<std::string>& notes);
+// At a reload, and in a broker that takes a dead one's place.
+Result<Config> read_settings_again(const Options& options, std::vector<std::string>& notes);
 const char* help_text();
 
 }  // namespace shmb::daemon

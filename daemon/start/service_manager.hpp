@@ -32,6 +32,8 @@ class ServiceManager {
   Fd take(std::string_view name);
   const std::string& address() const { return address_; }  // NOTIFY_SOCKET; empty: none
   bool notified() const { return static_cast<bool>(notify_); }
+  int number() const { return notify_.get(); }
+  void forget() { (void)notify_.release(); }         // the number is another file's now: nobody is notified any more
   const std::string& loss() const { return loss_; }  // why it is not notified, though it asked; empty: nothing is lost
 
   void ready(const std::string& status);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The daemon with keepers (--keep): what clients see when any of its three processes goes away. In the short form the
 // broker is killed some tens of times. SHMBROKER_KEEPER_KILLS=1000 is the long form, of some minutes.
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,6 +17,7 @@
 #include "tests/harness/proc.hpp"
 #include "tests/harness/raw_client.hpp"
 #include "tests/harness/sanitizer.hpp"
+#include "tests/harness/temp_dir.hpp"
 
 using namespace e2e;
 
@@ -195,6 +198,72 @@ TEST_CASE("a broker that is killed at each call of its start is replaced until o
   for (std::size_t at = 0; (at = log.find("this one takes its place", at)) != log.npos; ++at) ++told;
   CHECK(told > 20);  // of the calls before that line nothing is told
   CHECK(eventually([&] { return world.broker().descriptors() < 40; }));
+}
+
+TEST_CASE("the next broker has the limits of the file as it is now, and those of the start where the file is bad") {
+  BrokerOptions options = with_keepers();
+  options.config = "[limits]\nbytes = \"64M\"\n";
+  World world(options);
+  const Processes processes(world.broker());
+  const auto creates = [&](std::size_t bytes) {
+    auto session = Session::try_connect({.socket = world.socket()});
+    return session ? status_of(session->try_create(bytes)) : Status::session_lost;
+  };
+  const auto next = [&] {
+    const pid_t broker = processes.await_broker();
+    ::kill(broker, SIGKILL);
+    processes.await_broker(broker);
+  };
+  CHECK(creates(16 * MiB) == Status::ok);
+  // As a reload that was applied, or one that came while no broker lived.
+  world.broker().configure("[limits]\nbytes = \"8M\"\n");
+  next();
+  CHECK(creates(16 * MiB) == Status::limit);
+  CHECK(creates(4 * MiB) == Status::ok);
+  world.broker().configure("[limits]\nbytes = nonsense\n");
+  next();
+  CHECK(creates(16 * MiB) == Status::ok);
+  CHECK(world.broker().log().find("the limits are those of the first start: ") != std::string::npos);
+}
+
+TEST_CASE("a broker whose event loop fails, and that is replaced, does not tell the service manager of an end") {
+  if (harness::engines().size() < 2) SKIP_CASE("io_uring does not work here");
+  harness::TempDir folder;
+  BrokerOptions options = with_keepers("io_uring", "fail=io_uring_enter:EIO:20:-1");
+  options.expect_exit_0 = options.expect_empty_books = false;
+  options.notify = folder.file("notify");
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  options.notify.copy(address.sun_path, sizeof address.sun_path - 1);
+  const int manager = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  REQUIRE(::bind(manager, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  {
+    World world(options);
+    const Processes processes(world.broker());
+    CHECK(eventually([&] {
+      if (const auto session = Session::try_connect({.socket = world.socket()}))
+        while (session->try_ping()) continue;
+      return world.broker().log().find("this one takes its place") != std::string::npos;
+    }));
+    std::string told;
+    char text[4096];
+    for (ssize_t length; (length = ::recv(manager, text, sizeof text, MSG_DONTWAIT)) > 0;)
+      told.append(text, static_cast<std::size_t>(length));
+    CHECK(told.find("READY=1") != std::string::npos);
+    CHECK(told.find("STOPPING=1") == std::string::npos);
+    world.broker().stop();
+  }
+  ::close(manager);
+}
+
+TEST_CASE("keep in the file is for a system broker: a private one says so and has no keepers") {
+  BrokerOptions options;
+  options.config = "keep = true\n";
+  World world(options);
+  const Processes processes(world.broker());
+  CHECK(processes.all() == std::vector<pid_t>{world.broker().pid()});
+  CHECK(world.broker().log().find("is for a system broker") != std::string::npos);
+  CHECK(status_of(world.connect().try_create(4096)) == Status::ok);
 }
 
 TEST_CASE("the death of a keeper disturbs no session") {
