@@ -90,6 +90,20 @@ std::string taken(int socket, const std::string& names, const std::string& count
 
 }  // namespace
 
+TEST_CASE("after the number of its socket was lost, the service manager is told nothing, and the number stays open") {
+  harness::TempDir folder;
+  Manager manager(folder.file("notify"));
+  ::setenv("NOTIFY_SOCKET", folder.file("notify").c_str(), 1);
+  auto notified = ServiceManager::from_environment();
+  REQUIRE(notified);
+  const Fd others = Fd::adopt(notified->number());
+  notified->forget();
+  CHECK(!notified->notified());
+  notified->ready("serving");
+  CHECK(manager.next(0) == "nothing");
+  CHECK(::fcntl(others.get(), F_GETFD) >= 0);
+}
+
 TEST_CASE("a service manager is told of each state, by a path and by an abstract name") {
   harness::TempDir folder;
   for (const std::string& address : {folder.file("notify"), "@shmbroker-test-" + std::to_string(::getpid())}) {

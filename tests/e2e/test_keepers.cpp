@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The daemon with keepers (--keep): what clients see when any of its three processes goes away. In the short form the
 // broker is killed some tens of times. SHMBROKER_KEEPER_KILLS=1000 is the long form, of some minutes.
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -264,6 +266,37 @@ TEST_CASE("keep in the file is for a system broker: a private one says so and ha
   CHECK(processes.all() == std::vector<pid_t>{world.broker().pid()});
   CHECK(world.broker().log().find("is for a system broker") != std::string::npos);
   CHECK(status_of(world.connect().try_create(4096)) == Status::ok);
+}
+
+TEST_CASE("keep in the file gives a system broker its keepers") {
+  if (!harness::can_change_uid()) SKIP_CASE("needs root");
+  BrokerOptions options;
+  options.system = true;
+  options.config = "keep = true\n";
+  World world(options);
+  const Processes processes(world.broker());
+  CHECK(processes.whole());
+  CHECK(status_of(world.connect().try_create(4096)) == Status::ok);
+}
+
+TEST_CASE("without /proc the next broker serves as the first one did") {
+  if (!harness::can_change_uid()) SKIP_CASE("needs root");
+  Child child = actor([] {
+    NEED(::unshare(CLONE_NEWNS) == 0);
+    NEED(::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0);
+    NEED(::mount("none", "/proc", "tmpfs", 0, nullptr) == 0);
+    BrokerOptions options = with_keepers();
+    options.expect_empty_books = options.expect_exit_0 = false;
+    World world(options);
+    std::vector<Session> sessions;
+    while (sessions.size() < 40) sessions.push_back(world.connect());
+    const std::string log = world.broker().log();
+    const std::string before = "shmbrokerd[";
+    ::kill(std::atoi(log.c_str() + log.rfind(before) + before.size()), SIGKILL);
+    for (const Session& each : sessions) NEED(status_of(each.try_ping()) == Status::session_lost);
+    NEED(status_of(world.connect().try_create(4096)) == Status::ok);
+  });
+  CHECK(child.wait() == 0);
 }
 
 TEST_CASE("the death of a keeper disturbs no session") {
