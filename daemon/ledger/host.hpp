@@ -43,7 +43,8 @@ struct BrokerFacts {
   std::function<std::optional<std::uint64_t>()>
       memory_stall;                       // us that processes stalled for memory; empty: the kernel is asked
   std::int64_t tick_at_most = INT64_MAX;  // ns of due timers in one tick; the others wait for the next
-  bool compare_books = false;             // after each call from the transport; a difference is logged as a bug
+  // After so many calls from the transport records and objects are compared; a difference is logged as a bug. 0: never.
+  std::uint32_t compare_books = 0;
 };
 
 class Session;

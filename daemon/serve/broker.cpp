@@ -24,7 +24,7 @@ class Turn {
   explicit Turn(Ledger& ledger) : ledger_(ledger) { ledger_.begin_turn(); }
   ~Turn() {
     write_books(ledger_);
-    if (ledger_.host.facts.compare_books) compare_books(ledger_);
+    if (ledger_.host.facts.compare_books != 0) compare_books(ledger_);
   }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;

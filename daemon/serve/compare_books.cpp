@@ -200,7 +200,7 @@ void compare_books(Ledger& ledger) {
   static std::size_t calls = 0;
   if (ledger.host.books.store.behind()) return;  // they wait for memory, and are known to be older
   const bool few = ledger.sessions.all.size() + ledger.regions.all.size() <= kFew;
-  if (!few && ++calls % kEvery != 0) return;
+  if (++calls % (few ? ledger.host.facts.compare_books : kEvery) != 0) return;
   const Tell tell = [&](const std::string& text) { ledger.host.own_bug("own bug: " + text); };
   compare_records(ledger, tell);
   compare_sums(ledger, tell);

@@ -74,7 +74,7 @@ World::World(Config config, BrokerFacts facts, bool compares) {
   if (facts.version.empty()) facts.version = "shmbrokerd test";
   if (facts.uid == 0) facts.uid = 990;
   facts.epoch = 0xe10c;
-  facts.compare_books = compares;
+  facts.compare_books = compares ? 1 : 0;
   if (facts.descriptors_limit == 0) facts.descriptors_limit = 19'000;
   facts.now = [this] { return now; };
   facts.last_pid = [this] { return next_pid - 1; };
