@@ -27,6 +27,13 @@ void* take(std::size_t size, std::size_t alignment) {
   }
 }
 void* take(std::size_t size) { return take(size, alignof(std::max_align_t)); }
+void* take_or_none(std::size_t size) noexcept {
+  try {
+    return take(size);
+  } catch (...) {
+    return nullptr;
+  }
+}
 
 }  // namespace
 
@@ -35,6 +42,9 @@ void* operator new[](std::size_t size) { return take(size); }
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return take(size, static_cast<std::size_t>(alignment));
 }
+// A sanitizer has its own of these, which would not fit the operator delete below.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return take_or_none(size); }
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return take_or_none(size); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory) noexcept { std::free(memory); }
