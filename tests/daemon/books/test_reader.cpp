@@ -267,7 +267,7 @@ TEST_CASE("another format is refused with both versions, and a later one of the 
   // A kind of record that this version does not know is left alone.
   const Found later = with_head([](Head& head) {
     head.minor = kMinor + 1;
-    head.tables[head.kinds] = {64, 1, head.tables[0].offset};
+    head.tables[head.kinds] = {64, 0, head.tables[0].offset};
     ++head.kinds;
   });
   CHECK(later.refused == "");
