@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "daemon/ledger/group.hpp"
+#include "daemon/ledger/groups.hpp"
 #include "daemon/ledger/refuse.hpp"
 #include "daemon/ledger/regions.hpp"
 #include "daemon/ledger/sessions.hpp"
