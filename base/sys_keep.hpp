@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process needs that watches over another one and shares its descriptor table: a fork that copies no descriptor,
+// For a process that watches over another one and shares its descriptor table: a fork that copies no descriptor,
 // a word in shared memory that outlives its owner, and a look at a process' state. Nothing here allocates.
 #pragma once
 

@@ -79,7 +79,7 @@ Result<SocketFile> listen_at(ServiceManager& manager, const Config& config, cons
   return SocketFile::create(config.directory + "/" + file, mode);
 }
 
-// What a broker takes before it has any state: its rights, its lock, its sockets. With keepers it is theirs, and each
+// A broker takes these before it has any state: its rights, its lock, its sockets. With keepers it is theirs, and each
 // broker inherits it.
 struct Place {
   SystemUser account;

@@ -755,7 +755,7 @@ inline constexpr auto kSegmentFields = std::to_array<Field>({
     {"slots_limit", Type::number, 36, 4, 1},
 });
 
-// What a GPU region or a timeline has beside other regions.
+// The facts of a GPU region or a timeline that other regions lack.
 struct GpuMemoryRecord {
   static constexpr std::uint32_t kNumber = 17;
   std::uint64_t id = 0;

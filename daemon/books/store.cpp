@@ -155,7 +155,7 @@ bool Store::journal_for_request() {
   std::uint64_t journal = sizeof(JournalHead) + written_ + sizeof(EntryHead) + sizeof(TotalsRecord);
   for (std::uint32_t number = 1; number <= tables_.size(); ++number) {
     if (number == TotalsRecord::kNumber) continue;
-    // What a request can put, and the end of everything that there is.
+    // A request can put so many records, and can end all that there are.
     journal += std::uint64_t{of_request(number)} * (sizeof(EntryHead) + head_.tables[number - 1].size) +
                tables_[number - 1].ready * sizeof(EntryHead);
   }

@@ -47,7 +47,7 @@ void note(int signal) {
   ::siglongjmp(back, 1);
 }
 
-// What the keepers tell each other. No broker maps it.
+// The keepers tell each other these facts. No broker maps them.
 struct Between {
   std::atomic<pid_t> broker{0};  // 0: none
   std::atomic<std::uint32_t> brokers{0};

@@ -37,7 +37,7 @@
 
 namespace shmb::daemon::keep {
 
-// What a broker tells its keepers, and the brokers after it.
+// A broker tells its keepers, and the brokers after it, these facts.
 struct Board {
   sys::LastWord alive;                   // of its main thread
   std::atomic<std::uint32_t> beat{1};    // odd: at work; even: it waits. Changes with each turn

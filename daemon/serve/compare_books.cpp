@@ -129,7 +129,7 @@ void compare_records(Ledger& ledger, const Tell& tell) {
   }
 }
 
-// What the records say that each account has been charged.
+// The charges of each account, as the records tell them.
 struct Sums {
   using Key = std::pair<std::uint64_t, Resource>;  // of a user, a group or a session
   std::map<Key, std::uint64_t> users, groups, sessions;
