@@ -333,11 +333,11 @@ def slow(number):
 pool = ctx.Pool(2)
 outcome = pool.map_async(slow, range(200), chunksize=1)
 while begun.value < 2: time.sleep(0.01)
+workers = list(pool._pool)
+for child in workers: os.kill(child.pid, signal.SIGSTOP)
 kill()
-outcome.wait(1)  # its threads learn of it while they wait for a worker that computes
-for child in pool._pool: os.kill(child.pid, signal.SIGSTOP)
 lost(outcome.get, "new pool")
-for child in pool._pool: os.kill(child.pid, signal.SIGCONT)
+for child in workers: os.kill(child.pid, signal.SIGCONT)
 pool.close()
 pool.join()
 assert begun.value < 100, begun.value
