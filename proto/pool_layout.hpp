@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared memory of a pool and its queues, as broker and library both see it. Two files: the directory, which the
-// broker alone writes and everybody else maps read-only, and the control area, which participants and broker write.
-// Everything here is offsets and words; who may do what with them is in docs/pools.md.
+// The shared memory of a pool and its queues, as broker and library both see it. It has two files. The broker alone
+// writes the directory, and all others map it read-only. Participants and broker write the control area. Both consist
+// of offsets and words. docs/pools.md says which process may change which of them.
 //
 // A word that two processes change is a std::atomic of a lock-free size. The words on which processes wait, and the
 // positions of a lane's two ends, are 128 bytes apart, because the prefetcher takes lines in pairs. A slot's words and
@@ -44,7 +44,8 @@ struct Stamp {
 };
 
 enum class ParticipantState : std::uint8_t { free, joining, live, dead, left };
-// `dead` and `left` differ only in what peers learn: left was in order. Repair runs, or its messages are unread.
+// `dead`: its process died. `left`: it left in order. Peers learn that difference, and nothing else depends on it. In
+// both states a repair runs, or messages of the participant are still unread.
 
 struct ParticipantEntry {
   std::atomic<std::uint64_t> stamp;  // Stamp{life, ParticipantState}
@@ -61,7 +62,7 @@ struct SegmentEntry {
   std::uint64_t region;      // its id
   std::uint64_t slot_size;   // bytes a user may write
   std::uint64_t stride;      // bytes from slot to slot, stride_of(slot_size)
-  // Of all segments with this slot_size together; the first of them says it for all.
+  // The most slots of all segments with this slot_size together. The first of them sets it, and the others repeat it.
   std::uint32_t slots_limit;
   std::uint32_t reserved;
 };
@@ -70,7 +71,7 @@ enum class QueueKind : std::uint8_t { none, spsc, mpmc, broadcast };
 enum class QueueState : std::uint8_t { free, open, closed };  // closed: no sends, readers drain
 inline constexpr std::uint32_t kQueueDropOldest = 1 << 0;     // broadcast: overwrite what slow readers have not seen
 inline constexpr std::uint32_t kQueueExpiring = 1 << 1;       // bodies open with the message's deadline
-inline constexpr std::uint32_t kQueueAtLeastOnce = 1 << 2;    // claim: done only when the application says so
+inline constexpr std::uint32_t kQueueAtLeastOnce = 1 << 2;    // mpmc: done only when the application says so
 
 struct QueueEntry {
   std::atomic<std::uint64_t> stamp;  // Stamp{serial, QueueState}
@@ -82,7 +83,7 @@ struct QueueEntry {
   std::atomic<std::uint64_t> readers, writers;  // participants that have such an end open, a bit each
   std::atomic<std::uint32_t> generation;        // broadcast: counts writers; the current one is `writer_lane`
   std::atomic<std::uint32_t> writer_lane;       // broadcast: lane of the current writer, or kNone
-  std::atomic<std::uint32_t> deaths;            // ends that died without a word, ever
+  std::atomic<std::uint32_t> deaths;            // how many ends have died without a close, ever
   std::uint32_t name_length;
   char name[96];
 };
@@ -119,9 +120,9 @@ struct alignas(kApart) DirectoryHeader {
 // Why a pool is over. It never becomes whole again.
 enum class Broken : std::uint32_t {
   no,
-  impossible,    // the broker found words in the control area that no participant writes who keeps to the rules
-  group_ended,   // and nothing of it was kept
-  broker_ended,  // repair has ended
+  impossible,    // the broker found words in the control area that no correct participant writes
+  group_ended,   // its group has ended, and the pool was not kept
+  broker_ended,  // nothing repairs the pool any more
 };
 
 // ---------------------------------------------------------------- the control area
@@ -192,8 +193,8 @@ constexpr std::int64_t position_difference(std::uint64_t a, std::uint64_t b) {
   return static_cast<std::int64_t>((a - b) << (64 - kPositionBits)) >> (64 - kPositionBits);
 }
 
-// The form of a cell's body. 0..120: so many bytes of payload. kTagListInline: the list itself. Else a Handle, and up
-// to 8 (or 72) bytes after it are unused.
+// The form of a cell's body. 0 to 120: so many bytes of payload. kTagListInline: the list itself. Any other tag: a
+// Handle, and up to 8 (or 72) unused bytes after it.
 inline constexpr std::uint8_t kTagMaxInline = 120, kTagSlot = 0xff, kTagListInSlot = 0xfe, kTagListInRegion = 0xfd,
                               kTagListInline = 0xfc;
 

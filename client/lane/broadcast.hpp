@@ -11,15 +11,18 @@
 //   S4  Pass a fence and wake the receivers.
 //
 // Receiving the message of position p:
-//   Q1  Load the word, with acquire. It must be full(p). A later one means that this receiver was overrun
-//   (drop-oldest). Q2  Copy the body.   Q3  To keep a slot, set the own bit (R3). Q4  Pass an acquire fence and load
-//   the word again. Another word means: overwritten meanwhile, so the copy is void. Q5  Store the own position, with
-//   release. The sender may overwrite the cell once all have passed it. S4  Wake the sender if it waits, and if this
-//   receiver was the slowest one.
+//   Q1  Load the word, with acquire. It must be full(p). With drop-oldest a later word means that this receiver was
+//       overrun.
+//   Q2  Copy the body.   Q3  To keep a slot, set this process' bit (step R3).
+//   Q4  Pass an acquire fence and load the word again. Another word means that the cell was overwritten meanwhile: then
+//       the copy is void.
+//   Q5  Store this receiver's position, with release. The sender may overwrite the cell once all have passed it.
+//   S4  Wake the sender if it waits, and if this receiver was the slowest one.
 //
-// Joining: J2 stores a position that holds everything, J3 passes a fence, J4 asks whether the sender still lives, J6
-// loads `tail`, and J7 stores it as the position. The fences W1 and J3 pair: a receiver that W1 misses begins behind
-// all that was published before. A receiver that was there before the ring finds the position that the broker gave it.
+// Joining: J2 stores position 0, so that nothing is overwritten from now on. J3 passes a fence, J4 asks whether the
+// sender still lives, J6 loads `tail`, and J7 stores it as the position. The fences W1 and J3 pair: a receiver that W1
+// misses begins behind all that was published before. A receiver that was there before the ring finds the position that
+// the broker gave it.
 //
 // Why a kill at any step is harmless: before W4 nothing is published, and a cell that stays busy holds no message. A
 // receiver that dies is not live any more, so W1 passes over its position. A new sender gets a new ring.

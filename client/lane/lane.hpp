@@ -136,7 +136,7 @@ class LaneSender {
 // The common part of the receivers of all kinds: where they read, and how a cell is copied and checked.
 class LaneReceiver {
  public:
-  // drained: the sender is gone, and everything was seen. refused: a malformed message was dropped, and reading
+  // drained: the sender is gone, and all its messages were read. refused: a malformed message was dropped, and reading
   // continues with the next one. broken: the lane's own words are corrupt, so reading cannot continue.
   enum class Look { message, empty, drained, refused, broken };
   struct Received {
@@ -153,7 +153,7 @@ class LaneReceiver {
   LaneReceiver(const LaneReceiver&) = delete;
   LaneReceiver& operator=(const LaneReceiver&) = delete;
 
-  // Returns a private copy of the next message. For kTagSlot and kTagListInSlot the handle has been checked
+  // Makes a private copy of the next message in `out`. For kTagSlot and kTagListInSlot the handle has been checked
   // (Participant::fits). An mpmc lane claims the message for this process: done() or give_back() must follow, and
   // look() may be called again before that. The other kinds return the same message until done().
   virtual Look look(Received& out) = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // This process' private counts in one pool: which slots it holds, and how often. The shared mask of a slot says only
 // whether this process holds it. Only this process changes its bit: it is set at the first reference and cleared after
-// the last. The counts end with the process and need no repair.
+// the last. The counts end with the process and need no repair. Names like A1 and P2 are steps (client/lane/steps.hpp).
 //
 // Everything but `alive` expects lock() to be held.
 #pragma once
@@ -52,17 +52,17 @@ class Participant {
   void drop(std::uint32_t slot) {                               // at none left the slot is idle, or free (P1)
     if (--books_[slot].references == 0) dropped(slot);
   }
-  // R3, Q3, C5: a reference to a slot that a message names. False: the slot has another generation, and nothing was
-  // changed. Then the lane is broken, unless it drops its oldest and confirm() reports the message as lost.
+  // R3, Q3, C5: takes a reference to a slot that a message names. False: the slot has another generation, and nothing
+  // was changed. Then the lane is broken, unless it drops its oldest and confirm() reports the message as lost.
   bool keep(std::uint32_t slot, std::uint32_t generation);
   void undo(std::uint32_t slot);  // undoes a keep() after confirm() has failed: never idle, always P1
   bool holds(std::uint32_t slot) const { return books_[slot].references > 0; }
   std::uint32_t generation(std::uint32_t slot) const {
     return view_.slot(slot).generation.load(std::memory_order_relaxed);
   }
-  // Idle slots that this process acquired may stay with it, so that the next acquire needs no locked instruction. The
-  // default is at most 16, and so few that all participants together leave 0.4 of each size. No slot is added while a
-  // participant waits for one. None is kept while this process sleeps.
+  // Idle slots that this process acquired may stay with it, so that the next acquire needs no locked instruction. By
+  // default it keeps at most 16, and all participants together keep at most an eighth of the slots of each size. No
+  // slot is added while a participant waits for one. None is kept while this process sleeps.
   void set_cache_limit(std::uint32_t slots);
   void flush_cache();
   // Call after publishing `slot`. Checks the readers now, while this process waits for an answer anyway, so that the
@@ -95,7 +95,7 @@ class Participant {
  private:
   friend class LaneSender;
   enum : std::uint8_t {
-    kMine = 1,       // acquired here: worth keeping when idle. Slots that came from others go back to them.
+    kMine = 1,       // acquired here: worth keeping when idle. Slots that others acquired are freed.
     kCached = 2,     // idle: no reference, but the bit is set
     kLookLocked = 4  // came out of a cell that was overwritten: a plain look at its mask proves nothing (A2l)
   };

@@ -159,7 +159,7 @@ class Sleeper {
   void wake_if_asleep(std::uint32_t index) { wake_participant(index); }
   // Wakes threads of this process: something that they wait for has changed under the lock, which the caller holds.
   void wake_own_threads();
-  // The same after a seq_cst read-modify-write of the word that sleepers look at. That saves the fence.
+  // As wake_all, but only after a seq_cst read-modify-write of the word that sleepers look at. That saves the fence.
   void wake_all_after_exchange(pool::Waiters& waiters) {
     if (const std::uint64_t mask = waiters.mask.load(std::memory_order_seq_cst)) wake_masked(mask, false);
   }
@@ -224,8 +224,8 @@ struct Sleeper::Asleep {
 template <class F>
 Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, bool rouse) {
   constexpr int kBareLooks = 200, kPauses = 16, kLooksPerClock = 4;
-  bool early = false, in_vain = false;  // sleeps without a full spin; or after one
-  // Of this wait: while the lock is released, another thread may set it for its own.
+  bool early = false, in_vain = false;  // this sleep begins without a full spin; it begins after one that found nothing
+  // The values of this wait: while the lock is released, another thread may set those of its own wait.
   const std::int64_t spin = spin_;
   const bool spin_always = spin_always_;
   if (something_there()) return true;
@@ -277,7 +277,7 @@ Result<bool> Sleeper::wait(Masks masks, F&& something_there, Deadline deadline, 
       return true;
     }
     if (!woken) return woken;
-    // a hostile peer may change the futex word without end, so that the thread never sleeps
+    // Looked at here too: a hostile peer may change the futex word without end, so that the thread never sleeps.
     if (deadline.passed()) return false;
   }
 }

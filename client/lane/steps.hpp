@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kill points. Every atomic step of the algorithm of pools and lanes has a name here. The code says the name before
-// and after the step, so that a test can kill the process between any two of them. Empty except in the test build. The
-// names are those of docs/memory-order.md and of the model in tests/model.
+// and after the step, so that a test can kill the process between any two steps. Outside of the test build SHMB_STEP
+// does nothing. docs/memory-order.md and the model in tests/model use the same names.
 #pragma once
 
 #ifdef SHMB_TEST_SEAM
@@ -12,9 +12,10 @@ namespace shmb::client {
 
 // A: own a slot (A0: how often one of its group was freed). P: drop it (P2: count that). S, K, W: send on an spsc,
 // mpmc, broadcast lane. R, C, Q: receive. J: join a broadcast. L: the ends of a lane. Z: sleep. _half: in the middle
-// of something that is not atomic. A2l: the locked look of drop-oldest (A2' of the model). R3 is Q3 and the bit of C5
-// too. R3u: it is taken back. KR: a done cell's references are dropped. KX: an expired cell is taken back. C7: a claim
-// is given back. L4: a broadcast reader detaches. Z0, Z7: the own bit in a waiter mask is set, cleared.
+// of something that is not atomic. A2l: the locked look of drop-oldest (A2' of the model). R3 also stands for Q3, and
+// for the bit that C5 sets. R3u: that bit is taken back. KR: a done cell's references are dropped. KX: an expired cell
+// is taken back. C7: a claim is given back. L4: a broadcast reader detaches. Z0, Z7: the own bit in a waiter mask is
+// set, cleared.
 // clang-format off
 #define SHMB_STEPS(X) \
   X(A0) X(A1) X(A2) X(A2l) X(A3) X(P1) X(P2) \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ATTACH, in batches and with waiting. No request waits inside the broker: waiting is a subscription, made here, and
-// another ATTACH once it has fired.
+// ATTACH, in batches and with waiting. No request waits inside the broker for a name or a writer. This file subscribes,
+// sleeps until the event comes, and sends ATTACH again.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -40,7 +40,7 @@ Result<Region::Handle> finish_attach(const std::shared_ptr<Session>& session, co
   const bool writes = (facts.rights & SHMBW_RIGHT_MAP_WRITE) != 0;
   SHMB_TRY(mapping,
            map_whole(fd.get(), facts.length, facts.bytes, writes ? Access::read_write : Access::read, facts.hugetlb()));
-  // Only what has memory behind it: reading a hole through a mapping allocates the page, charged to the reader.
+  // Only a region that has memory: reading a hole through a mapping allocates the page, and charges it to the reader.
   const bool has_pages = facts.page_kind == SHMBW_PAGE_KIND_SMALL || facts.page_kind == SHMBW_PAGE_KIND_HUGE ||
                          facts.page_kind == SHMBW_PAGE_KIND_MIXED;
   if (has_pages && (item.flags & kAttachNoPopulate) == 0 && facts.bytes <= kPopulateByDefault)
@@ -149,7 +149,7 @@ void attach_in_places(const std::shared_ptr<Session>& session, std::span<const A
   }
 }
 
-// Until the region is ready, or it or the ticket is gone: then the next ATTACH tells.
+// Returns when the region is ready, or when the region or the ticket is gone. The next ATTACH then says which.
 Result<void> wait_for_writer(Session& session, const Target& target, Deadline deadline) {
   WatchSpec spec;
   spec.kind = SHMBW_WATCH_KIND_REGION;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether there is room for this much memory. It is checked before a region is populated. Over a cgroup's limit the
-// kernel answers with SIGKILL, not with an errno (measured: also fallocate and MADV_POPULATE_WRITE). It is a check, not
-// a reservation: two creates at once may both see the same room.
+// Checks whether there is room for so many bytes of memory, before a region is populated. Over a cgroup's limit the
+// kernel answers with SIGKILL, not with an errno (measured: also fallocate and MADV_POPULATE_WRITE). This is a check,
+// not a reservation: two creates at once may both see the same room.
 #pragma once
 
 #include <cstdint>
@@ -38,16 +38,17 @@ std::optional<std::uint64_t> host_room(const std::string& root = {});
 // no_memory with the cgroup's path and the numbers, or nothing. Reading /proc costs more than a create. So small sums
 // use a result of the last quarter of a second again, while they stay far below its room.
 Result<void> check_headroom(std::uint64_t bytes);
-// The same. If there is no room, the broker first frees recycled memory of this user, and the call waits for memory
-// that is being freed. The refusal says how much that was. Local sessions have no such memory.
+// As check_headroom. If there is no room, the broker first frees recycled memory of this user, and the call waits for
+// memory that is being freed. The refusal says how much that was. Local sessions have no such memory.
 Result<void> find_headroom(Session& session, std::uint64_t bytes, Deadline deadline);
 Result<void> check_headroom_at(const std::string& root, std::uint64_t bytes, std::uint64_t* room = nullptr);
 
 // no_memory for `bytes` of hugetlb pages of 2 MiB, with the numbers of the host's reserve as they are now.
 Error reserve_too_small(std::uint64_t bytes, const std::string& root = {});
 
-// The same for one NUMA node, before memory is bound to it: beyond its room the kernel would kill. Pages of its
-// reserve, if `hugetlb`. A node that the host does not describe has room: the kernel then says what is wrong with it.
+// As check_headroom, for one NUMA node, before memory is bound to it: beyond the node's room the kernel would kill.
+// With `hugetlb` it counts pages of the node's reserve. A node that the host does not describe passes: the kernel then
+// says what is wrong with it.
 Result<void> check_node_room(std::uint32_t node, std::uint64_t bytes, bool hugetlb, const std::string& root = {});
 
 // vm.overcommit_memory=2: a store to a page over the commit limit is SIGBUS, so nothing may stay unpopulated.

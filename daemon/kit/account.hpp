@@ -39,7 +39,8 @@ std::string_view slot_name(std::uint16_t resource);
 class Charge;
 
 // The use of each resource by one host, user, group or session, with a limit for each. A limit may be set below the
-// use: it then refuses more, and frees nothing. The parent must live longer, and so must the account than its charges.
+// use: it then refuses more, and frees nothing. The parent must outlive the account, and the account must outlive its
+// charges.
 class Account {
  public:
   using Report = std::function<void(std::string_view)>;

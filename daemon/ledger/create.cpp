@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order of a create: check all words; take every charge, dropping recycled memory before refusing; make the file; book
-// region, lease and name. After the last charge only a system call can fail, and that is undone whole.
+// The order of a create: check all words, and charge the name. Then take memory from the shelf, which is charged
+// already. Otherwise charge the region and its bytes, and make the file; recycled memory is dropped before a charge is
+// refused. Then book the region, charge and book the lease, and give the name. If the lease is refused, the region is
+// undone, and nothing is left.
 #include "daemon/ledger/create.hpp"
 
 #include <fcntl.h>
@@ -171,9 +173,9 @@ bool seals_seal(const Host& host, const shmbw_create& wish) {
   return host.private_mode() && (wish.flags & SHMBW_CREATE_MANY_WRITERS) != 0;
 }
 
-// A region of the group's own past: only for members of the group, and with all seals that it had at birth. It gets no
-// more of them: an earlier user may still hold the lock of the file, and a seal would wait for that. Pages of the
-// host's reserve go back there at once, so such a region is never recycled.
+// A region from the group's shelf. Only members of the group get one. It has all the seals that it had at its creation,
+// and gets no more: an earlier user may still hold the lock of the file, and a seal would wait for that. Pages of the
+// host's reserve of huge pages go back there at once, so such a region is never recycled.
 Region* recycled(const Host& host, const Session& session, Group& group, const shmbw_create& wish) {
   if ((wish.flags & (SHMBW_CREATE_NO_RECYCLE | SHMBW_CREATE_HUGETLB)) != 0 || session.group != &group ||
       session.uid != group.uid)

@@ -19,11 +19,11 @@ class Session;
 struct Regions;
 struct Region;
 
-// The fate of the last descriptor for writing that the session was given. The order matters: several references have
-// the least of their values.
+// The fate of the last descriptor for writing that the session was given. A lease of several references has the
+// smallest of their values, so the order matters.
 enum class Reach : std::uint8_t {
   lent,    // nothing is known yet: the session may be about to map it
-  later,   // none is left: the session asks for another one before it maps
+  later,   // the session has closed it: it asks for another one before it maps
   mapped,  // mapped, or there never was one: nothing could still be mapped for writing
 };
 
@@ -48,7 +48,7 @@ struct Lease : Hook<Lease, OfRegion>, books::Booked<Lease> {
   bool lent_for_writing() const { return writes() && reach == Reach::lent; }
 };
 
-// As changed(Region&).
+// Notes that its record has to be written again.
 void changed(Lease& lease);
 
 // Adds `count` references to those that the session may hold already, with the rights of both. Fails only by a limit.

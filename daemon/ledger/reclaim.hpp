@@ -2,9 +2,9 @@
 // Reclaim: freeing what a session leaves. Each reclaim makes one log line and one event: the dead party, how much it
 // left, how it died and what was freed. Bytes are given back only after close(2) has returned.
 //
-// A helper thread closes regions from 64 MiB on, in one region or in all that one event frees. The last close of 1 GiB
-// of 4 KiB pages takes 173 ms (measured), and no peer may wait for that. Of the regions that one end
-// frees, the thread also closes all but the first few. They are most of the work when a thousand sessions end at once.
+// A helper thread closes large regions: from 64 MiB on, in one region or in all that are closed in one turn. The last
+// close of 1 GiB of 4 KiB pages takes 173 ms (measured), and no peer may wait for that. Of the regions that one end
+// frees, the thread also closes all but the first four. They are most of the work when a thousand sessions end at once.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ struct Tally {
   std::uint64_t gpu_bytes = 0;  // of them on GPUs
 };
 
-// Waits for the exit status, which the pidfd gives up to 100 ms and more after the socket's end.
+// A report that waits for the exit status. The pidfd may give it 100 ms after the end of the socket, or later.
 struct ReclaimReport final : Timer {
   explicit ReclaimReport(Sessions& owner) : sessions(owner) {}
   void on_timer(std::int64_t now) override;
@@ -55,7 +55,8 @@ struct ReclaimReport final : Timer {
 };
 
 std::string death_text(bool lazy, const sys::ExitInfo* how);
-// `exit_known`: prints the report now. Otherwise it waits for `report_exit` or the timer.
+// Prints the report at once if it is known how the process ended, or if that will never be known. Otherwise the report
+// waits for report_exit() or the timer.
 void report_reclaim(Sessions& sessions, const Session& session, const Tally& tally, std::uint64_t group,
                     const std::string& group_text);
 // Adds what was found after the session's end. It goes into the session's report if that still waits, else into a

@@ -26,7 +26,7 @@ void check_rest(Stage& stage, const Actor& actor, unsigned sent) {
 
 }  // namespace
 
-TEST_CASE("claim: a producer killed at any step has sent a message or not") {
+TEST_CASE("mpmc: a producer killed at any step has sent a message or not") {
   Stage stage(one_queue(Kind::mpmc, 2));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   Arrived arrived;
@@ -50,7 +50,7 @@ TEST_CASE("claim: a producer killed at any step has sent a message or not") {
                     .after = [&](Stage& at, const Actor& actor, bool) { arrived.check(at, actor); }});
 }
 
-TEST_CASE("claim: a producer killed while it takes expired messages back has taken them back or not") {
+TEST_CASE("mpmc: a producer killed while it takes expired messages back has taken them back or not") {
   Stage stage(one_queue(Kind::mpmc, 4, pool::kQueueExpiring));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   cut_short(stage, {.name = "expire",
@@ -78,7 +78,7 @@ TEST_CASE("claim: a producer killed while it takes expired messages back has tak
                         }});
 }
 
-TEST_CASE("claim: messages that a killed consumer has not finished go to another one") {
+TEST_CASE("mpmc: messages that a killed consumer has not finished go to another one") {
   Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
@@ -101,7 +101,7 @@ TEST_CASE("claim: messages that a killed consumer has not finished go to another
                     .before = [](Stage& at) { at.send_some(*at.out, at.id(2, 0), 4); }});
 }
 
-TEST_CASE("claim: a slot in use by the application goes to no other, however its reader uses it before its death") {
+TEST_CASE("mpmc: a slot in use by the application goes to no other, however its reader uses it before its death") {
   Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
@@ -132,7 +132,7 @@ TEST_CASE("claim: a slot in use by the application goes to no other, however its
                     .before = [](Stage& at) { at.send_some(*at.out, at.id(2, 0), 4); }});
 }
 
-TEST_CASE("claim: at least once, a killed consumer's message is delivered again unless it was done") {
+TEST_CASE("mpmc: at least once, a killed consumer's message is delivered again unless it was done") {
   Stage stage(one_queue(Kind::mpmc, 4, pool::kQueueAtLeastOnce));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
@@ -156,7 +156,7 @@ TEST_CASE("claim: at least once, a killed consumer's message is delivered again 
                     .before = [](Stage& at) { at.send_some(*at.out, at.id(2, 0), 4); }});
 }
 
-TEST_CASE("claim: a consumer killed among others that take messages meanwhile takes none of theirs with it") {
+TEST_CASE("mpmc: a consumer killed among others that take messages meanwhile takes none of theirs with it") {
   Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
@@ -193,7 +193,7 @@ TEST_CASE("claim: a consumer killed among others that take messages meanwhile ta
                     .before = [](Stage& at) { at.send_some(*at.out, at.id(2, 0), 4); }});
 }
 
-TEST_CASE("claim: a consumer killed while it drains a lane whose producer has left loses nothing of it") {
+TEST_CASE("mpmc: a consumer killed while it drains a lane whose producer has left loses nothing of it") {
   Stage stage(one_queue(Kind::mpmc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   cut_short(stage, {.name = "drain an mpmc lane",

@@ -5,7 +5,7 @@
 
 using namespace kill_tests;
 
-TEST_CASE("line: a sender killed at any step of sending inline bytes and slots has sent a message or not") {
+TEST_CASE("spsc: a sender killed at any step of sending inline bytes and slots has sent a message or not") {
   Stage stage(one_queue(Kind::spsc, 2));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   Arrived arrived;
@@ -28,7 +28,7 @@ TEST_CASE("line: a sender killed at any step of sending inline bytes and slots h
                     .after = [&](Stage& at, const Actor& actor, bool) { arrived.check(at, actor); }});
 }
 
-TEST_CASE("line: the same slot in several messages, kept by its sender meanwhile, is free after the last") {
+TEST_CASE("spsc: the same slot in several messages, kept by its sender meanwhile, is free after the last") {
   Stage stage(one_queue(Kind::spsc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   Arrived arrived;
@@ -59,7 +59,7 @@ TEST_CASE("line: the same slot in several messages, kept by its sender meanwhile
                         }});
 }
 
-TEST_CASE("line: a reader killed at any step of receiving gives everything back") {
+TEST_CASE("spsc: a reader killed at any step of receiving gives everything back") {
   Stage stage(one_queue(Kind::spsc, 8));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   cut_short(stage, {.name = "receive, borrowed and kept",
@@ -95,7 +95,7 @@ TEST_CASE("line: a reader killed at any step of receiving gives everything back"
                         }});
 }
 
-TEST_CASE("line: a reader killed while it drains the lane of a writer that has left leaves no place taken") {
+TEST_CASE("spsc: a reader killed while it drains the lane of a writer that has left leaves no place taken") {
   Stage stage(one_queue(Kind::spsc, 4));
   cut_short(stage, {.name = "drain",
                     .body =
@@ -124,7 +124,7 @@ TEST_CASE("line: a reader killed while it drains the lane of a writer that has l
                         }});
 }
 
-TEST_CASE("line: a sender killed while it gives up the lane of a reader that has gone loses no slot") {
+TEST_CASE("spsc: a sender killed while it gives up the lane of a reader that has gone loses no slot") {
   Stage stage(one_queue(Kind::spsc, 4));
   stage.in = must(Queue::open(stage.ann, stage.reads()));
   cut_short(stage, {.name = "give up",
@@ -153,7 +153,7 @@ TEST_CASE("line: a sender killed while it gives up the lane of a reader that has
                         }});
 }
 
-TEST_CASE("line: a process killed at any step of forwarding or returning a slot has done so or not") {
+TEST_CASE("spsc: a process killed at any step of forwarding or returning a slot has done so or not") {
   Stage stage(one_queue(Kind::spsc, 4));
   stage.out = must(Queue::open(stage.bob, stage.writes()));
   auto onward = must(Queue::open(stage.ann, queue_spec("onward", Kind::spsc, true, false, 4)));

@@ -162,7 +162,7 @@ TEST_CASE("D2: no newcomer inherits a place in a ring") {
   CHECK(ground.words(lane).reader(2).position.load() == 6);
 }
 
-TEST_CASE("D3 and D4, line: exactly the slots of unread messages keep the dead one's bit") {
+TEST_CASE("D3 and D4, spsc: exactly the slots of unread messages keep the dead one's bit") {
   Ground ground;
   const std::uint32_t lane = ground.add_lane(QueueKind::spsc, 1, 2);
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) ground.hold(slot, 1);
@@ -227,7 +227,7 @@ TEST_CASE("D5: peers are woken behind the sweep, also by a repair that then wait
   CHECK(last_saw_all);
 }
 
-TEST_CASE("D3, claim: full and claimed cells keep their slots, done ones and other senders' do not") {
+TEST_CASE("D3, mpmc: full and claimed cells keep their slots, done ones and other senders' do not") {
   Ground ground;
   const std::uint32_t mine = ground.add_lane(QueueKind::mpmc, 1), theirs = ground.add_lane(QueueKind::mpmc, 0);
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) ground.hold(slot, 1);
