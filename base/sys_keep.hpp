@@ -21,15 +21,15 @@ Sys<pid_t> fork_sharing_descriptors(std::atomic<pid_t>& noted);
 // Zeros without a name. A child of fork has the same memory. nullptr: the kernel has none.
 void* memory_shared_with_children(std::size_t bytes);
 
-// A word in shared memory that tells of the end of a thread, to processes that are not its parent, without a
-// descriptor. The thread leaves its tid in it. The kernel adds `kOwnerDied` and wakes the word's waiters when the
-// thread has ended, however that came about: this is the robust list of futex(2).
+// A word in shared memory that reports the end of a thread, also to processes that are not its parent, and without a
+// descriptor. The thread stores its tid in the word. When the thread has ended, in whatever way, the kernel adds
+// `kOwnerDied` and wakes the word's waiters. This is the robust list of futex(2).
 struct LastWord {
   void* next = nullptr;
   std::atomic<std::uint32_t> word{0};
 };
 inline constexpr std::uint32_t kOwnerDied = FUTEX_OWNER_DIED;
-// In the calling thread, once. It may hold no robust mutex of libc.
+// Registers the word for the calling thread, once. The thread may hold no robust mutex of libc.
 Sys<void> leave_last_word(LastWord& last);
 
 // Waits while `word` has this value, at most `timeout` ns. A signal handler may leave it with siglongjmp(3).

@@ -79,8 +79,8 @@ Result<SocketFile> listen_at(ServiceManager& manager, const Config& config, cons
   return SocketFile::create(config.directory + "/" + file, mode);
 }
 
-// A broker takes these before it has any state: its rights, its lock, its sockets. With keepers it is theirs, and each
-// broker inherits it.
+// Rights, lock and sockets, which a process takes before it has any other state. With keepers the process that was
+// started takes them, and each broker inherits them.
 struct Place {
   SystemUser account;
   Lowered lowered;
@@ -109,7 +109,7 @@ Result<void> open_sockets(const Config& config, ServiceManager& manager, Place& 
   return {};
 }
 
-// Told once, however many brokers it takes.
+// Writes to --ready-fd once, even if the first brokers die before one serves.
 void tell_ready(const Options& options, const std::optional<keep::Life>& life) {
   if (options.ready_fd >= 0 && !(life && life->has_served())) {
     const char newline = '\n';
@@ -148,7 +148,7 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   facts.uid = account.uid;
   facts.pid = static_cast<std::uint32_t>(::getpid());
   facts.descriptors_limit = lowered.table;
-  // Those of a dead broker may still be open, so with keepers they were counted before.
+  // With keepers leftovers of a dead broker may still be open, so the own descriptors were counted before.
   facts.transport_descriptors = [&transport, own = life ? counted : open_descriptors() + 4] {
     return own + transport.descriptors();
   };
@@ -203,14 +203,14 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   return error(Status::system, "the event loop failed: the broker cannot go on");
 }
 
-// A reload has applied limits in the last broker, or has found none to apply them.
+// A SIGHUP may have changed the limits of the last broker, or have come while there was no broker.
 void take_limits_again(Options& options) {
   std::vector<std::string> notes;
   if (auto fresh = read_settings_again(options, notes)) options.config.limits = fresh->limits;
   else log::line(log::error, "the limits are those of the first start: " + fresh.error().sentence);
 }
 
-// A broker that closed a number which is not its own took it from its keepers too.
+// The last broker may have closed a number of its keepers, which this one needs as well.
 Result<void> take_again(const Config& config, ServiceManager& manager, Place& place, const keep::Leftovers& left) {
   if (manager.notified() && left.lost(manager.number())) {
     manager.forget();
@@ -242,7 +242,7 @@ Result<void> take_again(const Config& config, ServiceManager& manager, Place& pl
   return {};
 }
 
-// A broker without keepers, or, with them, each of its brokers in turn.
+// With keepers only a broker, the first or a later one, comes to the part behind keep_broker(). A keeper never does.
 Result<int> serve(Options options, ServiceManager& manager) {
   SHMB_TRY(place, take_place(options.config));
   std::optional<keep::Life> life;

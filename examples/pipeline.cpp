@@ -171,7 +171,7 @@ void worker() {
     std::memcpy(slot.data(), &head, sizeof head);
     slot.resize(sizeof head + head.packed);
     whoever_dies([&] { return packed.try_send(slot, shmbroker::Timeout::forever()); }).value();
-    message.done();  // only now: who dies before this line has sent the block, or leaves it to another one
+    message.done();  // only now: a worker that dies before this line has sent the block, or leaves it to another one
   }
 }
 

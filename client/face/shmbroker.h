@@ -491,7 +491,7 @@ typedef struct shmb_event {
   uint64_t group;        /* GROUP_ENDED, RECLAIM */
   uint64_t bytes;        /* GROUP_ENDED, RECLAIM: freed */
   uint64_t lost;         /* GAP: events dropped */
-  uint32_t uid, pid;     /* RECLAIM: who left them; GPU_STATE: pid of who died or reported */
+  uint32_t uid, pid;     /* of the process: RECLAIM: that left them; GPU_STATE: that died or reported */
   uint32_t regions;      /* RECLAIM: how many */
   int32_t code;          /* RECLAIM: exit status or signal; GPU_STATE: CUresult */
   char text[512];        /* NAME_APPEARED: the name; RECLAIM: the report's line; BROKER_AWAY: why */

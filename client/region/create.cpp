@@ -76,8 +76,8 @@ Result<Region::Handle> finish_create(const std::shared_ptr<Session>& session, co
   const Granted grant{granted.region, granted.rights, item.length, granted.bytes};
   SHMB_TRY_VOID(check_grant(grant, {}, rights));
   if (granted.group == 0 || (item.group != 0 && granted.group != item.group))
-    return error(Status::protocol, "the broker's answer is not what was asked for: the region is in group #" +
-                                       std::to_string(granted.group));
+    return error(Status::protocol, "the broker's answer is not what was asked for: the region is in group " +
+                                       names::id_text(granted.group));
   RegionFacts facts;
   facts.ref = granted.region;
   facts.epoch = broker.epoch;

@@ -116,7 +116,7 @@ class Answers {
     if (!batch || batch->count() != count) return malformed_answer<op>();
     return Answers(std::move(reply), *batch);
   }
-  // The next element's: what it was granted, or why not. To be called once for each element.
+  // The grant of the next element, or the reason why it got none. To be called once for each element.
   Result<ReplyOf<op>> next() {
     auto element = batch_.element<ReplyOf<op>>(next_++);
     if (!element) return malformed_answer<op>();

@@ -275,7 +275,7 @@ Channel::Read Channel::read_once(Lock& lock, Deadline deadline, bool or_writable
     if (out_of_memory) throw std::bad_alloc();
     take_packet(std::move(incoming));
   } catch (const std::bad_alloc&) {
-    // A packet, perhaps another thread's answer, is gone for good: who waits for it must not wait for ever.
+    // A packet, perhaps another thread's answer, is gone for good. That thread must not wait for it for ever.
     lost_reason_ = "out of memory";  // short enough to need none
     end();
   }
@@ -299,7 +299,7 @@ void Channel::send_later(std::span<const std::byte> packet) {
   (void)send_unsent();
 }
 
-// Of what passes: the error. Then the packets stay.
+// An error that passes is returned, and the packets stay.
 Sys<void> Channel::send_unsent() {
   while (!unsent_.empty()) {
     auto sent = sys::send(socket_.get(), unsent_.front(), {}, {}, false);
@@ -449,7 +449,7 @@ Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
   Lock lock(mutex_);
   set_tag(packet, 0);
   if (!lost_) {
-    // Where others have waited in vain already, it joins them without a wait of its own.
+    // If earlier packets still wait for room, this one joins them without a wait of its own.
     (void)send_unsent();
     if (!unsent_.empty() && keep_unsent(packet)) return {};
   }

@@ -2,7 +2,7 @@
 // A condition variable whose wait a signal may end (base/interrupt.hpp), which std::condition_variable's does not. A
 // wait may end for no reason: the caller checks what it waits for, and its deadline.
 //
-// No wake-up is lost if the notifier has changed that under the same mutex. The waiter reads the word under it.
+// No wake-up is lost if the notifier changes the awaited state under the mutex: the waiter reads the word under it.
 #pragma once
 
 #include <atomic>

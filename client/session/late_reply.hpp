@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A reply that came after its caller's deadline, or whose descriptors were lost on the way. No caller takes its grants,
-// so an undo function gives them back. The table of the wire says which requests have one. It stands beside the call
-// and is found by its name: undo_create() for CREATE. So a new call that grants something has one, or does not link.
+// so an undo function gives them back. The table of the wire says which requests have such a function. It stands
+// beside the call, and its name says for which: undo_create() for CREATE. Without it a new call does not link.
 //
 // The functions run in the thread that reads the reply, under the channel's mutex. They do not wait, they call no
 // function of a session, and they keep nothing of the reply.

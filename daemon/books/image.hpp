@@ -67,8 +67,8 @@ struct EntryHead {
   std::uint64_t check = 0;
 };
 
-// Any change of one word changes the sum: each step can be undone. Four sums side by side, because a step waits for the
-// one before it.
+// Any change of one word changes the sum, because each step has an inverse. Four sums run side by side, because a step
+// waits for the step before it.
 inline std::uint64_t checksum(std::uint64_t seed, const void* data, std::size_t bytes) {
   constexpr std::size_t kWord = sizeof(std::uint64_t);
   const auto step = [](std::uint64_t sum, std::uint64_t word) {
@@ -98,14 +98,14 @@ std::uint64_t check_of(const T& whole, std::uint64_t seed) {
   return checksum(seed, &whole, sizeof whole - sizeof whole.check);
 }
 
-// 0: the place is not in use.
+// The id of the record at a place. 0: the place is not in use.
 inline std::uint64_t id_of(const std::byte* record) {
   std::uint64_t id = 0;
   std::memcpy(&id, record, sizeof id);
   return id;
 }
 
-// A record counts only in its own place.
+// The number of its kind and its place go into the checksum, so a record is good only at its own place.
 inline std::uint64_t check_of_record(std::uint32_t number, std::uint32_t place, const std::byte* record,
                                      std::size_t size) {
   return checksum((std::uint64_t{number} << 32 | place) + 1, record, size - sizeof(std::uint64_t));

@@ -5,9 +5,9 @@
 // The records lie in one memory file, whose pages outlive the process. It holds secrets, so its descriptor is given to
 // no other process; `copy` makes an image without them.
 //
-// The file has room for more records than any host has memory for, so no table is ever full before memory is. A place
-// in the file costs nothing. Each table is mapped as far as it is in use, at most twice as far. Memory is behind the
-// records in use, and behind as many more as one request can add. `ready` sees to that before a request, so no request
+// The file has room for more records than any host has memory for, so memory ends before a table is full. A place in
+// the file costs nothing. Each table is mapped as far as it is in use, at most twice as far. The records in use have
+// memory, and so have as many more as one request can add. `ready` makes sure of that before a request, so no request
 // fails in the middle of its changes.
 #pragma once
 
@@ -32,15 +32,15 @@ class Store {
   struct Shape {
     std::uint64_t epoch = 0;
     std::uint32_t capacity = std::uint32_t{1} << 28;  // records of each kind
-    std::uint32_t of_request = 256;  // records of a batched kind that one request can add: those of the largest batch
+    std::uint32_t of_request = 256;  // how many records of a batched kind one request can add: the largest batch
     bool no_exec = true;
   };
   static Result<Store> make(const Shape& shape);
 
-  // Whether there is memory for what one request can add, and for what the last commit did not get. Asks the kernel for
-  // more where that is short.
+  // Whether there is memory for the records that one request can add, and for those that the last commit could not
+  // write. Asks the kernel for more if there is too little.
   bool ready();
-  // The last commit did not get its memory, so the records are older than the objects.
+  // The last commit got no memory, so the records are older than the objects.
   bool behind() const { return short_; }
 
   // The numbers of the next commit that are not counts of records.
@@ -52,8 +52,8 @@ class Store {
   void put(std::uint32_t& place, Record record) {
     place = put(Record::kNumber, place, reinterpret_cast<std::byte*>(&record));
   }
-  // May be called before `begin`. The place is free for others once that is committed. A full table gives it to a
-  // record of the same transaction.
+  // May be called before `begin`. Other records get the place after the commit. In a full table a record of the same
+  // transaction may get it.
   template <class Record>
   void erase(std::uint32_t& place) {
     erase(Record::kNumber, place);

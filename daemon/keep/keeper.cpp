@@ -28,8 +28,9 @@ namespace {
 constexpr std::int64_t kMilli = 1'000'000, kSecond = 1000 * kMilli;
 // The time that threads of a killed broker get to leave the processor, where its end is known by its word alone.
 constexpr std::int64_t kLastSteps = 100 * kMilli;
-// A broker that has lived so long is replaced at once. The pause before the next one of others doubles up to a second.
-// A broker that was killed from outside is not at fault: its pause stays short.
+// A broker that has lived for kLivedWell is replaced at once. After any other one comes a pause, which doubles each
+// time up to kLongestPause. SIGKILL comes from outside and is no fault of the broker, so the pause after it stays
+// shorter.
 constexpr std::int64_t kLivedWell = kSecond, kFirstPause = kMilli, kLongestPause = kSecond, kKilledPause = 50 * kMilli;
 constexpr std::int64_t kCloneAgain = 100 * kMilli;
 constexpr int kLooks = 4;                                // in the time after which a broker hangs
@@ -135,7 +136,7 @@ Life Keeper::run() {
     if (broker() == 0) nap(std::clamp<std::int64_t>(next_ - now, 0, interval));
     else if (marked_since_ != 0) nap(2 * kMilli);
     else if (second_ == 0) nap(std::clamp<std::int64_t>(second_next_ - now, 0, interval));
-    // A broker of the former main keeper that has not left its word yet can only be asked for.
+    // A broker of the former main keeper that has not registered its word yet: only looks can notice its end.
     else if (!child_ && board_.alive.word == 0) nap(std::min(kLastSteps, interval));
     else nap(interval);
   }
@@ -182,7 +183,7 @@ void Keeper::broker_lost(std::int64_t now) {
     if (status == 0 || board_.served == 0) end(status);
     if (status == kCannotGoOn) end(1);
   }
-  // A fault at each start would go on for ever, and nobody would be told. SIGKILL comes from outside.
+  // Otherwise a fault at each start would go on for ever without a report. SIGKILL comes from outside.
   if (reaped_ && WIFSIGNALED(last_status_) && WTERMSIG(last_status_) != SIGKILL && board_.served == 0)
     end(128 + WTERMSIG(last_status_));
   if (stop_) {
@@ -222,7 +223,7 @@ void Keeper::look_for_hang(std::int64_t now) {
   const char state = sys::process_state(broker());
   if (state == 'T' || state == 't') {
     still_ = 0;
-  } else if (state == 'Z' && !child_) {  // it ended before it left its word, and nobody has reaped it
+  } else if (state == 'Z' && !child_) {  // it ended before it registered its word, and its parent has not reaped it
     reaped_ = true;
     last_status_ = -1;
   } else {
@@ -284,7 +285,7 @@ Keeper::Role Keeper::start_broker(std::int64_t now) {
 Life Keeper::become_broker() {
   for (int signal : kForwarded) ::signal(signal, SIG_DFL);
   ::signal(SIGCHLD, SIG_DFL);
-  // They wait until the broker has the descriptor that it reads them from.
+  // These signals stay blocked until the broker reads them from a descriptor.
   for (int signal : kForwarded) ::sigaddset(&usual_, signal);
   ::sigprocmask(SIG_SETMASK, &usual_, nullptr);
   sys::set_process_name(broker_name_);

@@ -5,22 +5,23 @@
 //     main keeper ---- starts ----> second keeper      takes over when the main keeper is gone
 //          \---------- starts ----> broker             serves; all keepers and brokers have the same descriptors
 //
-// - The broker ends by a signal or with an error: the main keeper starts the next one from its own, clean image. The
-//   listening sockets stay open meanwhile, so a client that connects waits and finds no gap. The next broker has empty
-//   books. It closes what its predecessor left open (leftovers.hpp), so each client of that one sees end of file.
-// - A keeper ends: the other one starts a new one. The broker never does, because its image is not clean.
-// - The broker ends in order, or before any broker has served, by its own fault: both keepers end too,
-//   with its status.
+// - The broker ends by a signal or with an error: the main keeper starts the next one as a copy of itself. The memory
+//   of the keeper is clean: no client has ever changed it. The listening sockets stay open, so a client that connects
+//   meanwhile waits for a moment. The next broker has empty books. It closes the descriptors that its predecessor left
+//   open (leftovers.hpp), so each client of the dead broker sees end of file.
+// - A keeper ends: the other keeper starts a new one. The broker never does, because its memory is not clean.
+// - The broker ends in order, or by its own fault before any broker has served: both keepers end too, with its status.
 //
 // A keeper has one thread, allocates nothing, and waits for signals and for a word of shared memory alone. It reads no
 // descriptor that a client or a broker could have changed. The words that the broker writes (Board) can only make it
-// end a broker or start one. The pids that it signals are in memory that no broker maps (Between). So a broker that
-// was taken over gains no right by its keepers. It can end the service.
+// end a broker or start one. The pids that it signals are in memory that no broker maps (Between). So an attacker who
+// controls the broker gains no right by the keepers. The attacker can only end the service.
 //
-// The main keeper hears of the broker's end in one of two ways: it is reaped, or the kernel has marked the word that
-// its main thread left. The second one counts where the broker is no child of this keeper, and where a thread of it
-// sleeps in the kernel for ever. An example is close(2) of a file that a client serves and does not answer for. Such a
-// thread never runs again, and the keeper does not wait for it.
+// The main keeper learns of the broker's end in one of two ways. It reaps the broker, or it sees a mark in a word of
+// shared memory (Board::alive). The main thread of the broker registers that word, and the kernel marks it when the
+// thread ends. The mark is needed if the broker is no child of this keeper, or if a thread of it sleeps in the kernel
+// for ever. An example is close(2) of a file that a client serves and never answers for. Such a thread never runs
+// again, and the keeper does not wait for it.
 //
 // A broker that is at work, and whose beat stands still for 10 s, hangs and is killed. One that waits for clients, or
 // that is stopped or traced, does not hang.
@@ -46,9 +47,9 @@ struct Board {
 };
 
 struct Keep {
-  std::vector<std::string> sockets;  // files to remove where the end is asked for and no broker is left to do it
-  std::string notify;                // NOTIFY_SOCKET, told of a new main process; empty: nobody
-  std::int64_t hang = 10'000'000'000;
+  std::vector<std::string> sockets;    // files to remove when the end is asked for and no broker is left to do it
+  std::string notify;                  // NOTIFY_SOCKET: gets the pid of a new main keeper; empty: there is none
+  std::int64_t hang = 10'000'000'000;  // ns at work without a step, after which a broker hangs
 };
 
 // One broker's share.

@@ -53,7 +53,7 @@ bool closes_at_once(int number) {
   return length > 0 && std::string_view(target, static_cast<std::size_t>(length)).starts_with("anon_inode:");
 }
 
-// A copy of a number that serves on.
+// A copy of a listening socket of the keepers. Such a socket must not be shut down.
 bool listens(int number) {
   int value = 0;
   socklen_t size = sizeof value;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The descriptors that a dead broker has left in the table which its keepers share with the next one. That one begins
-// with empty books, so it owns none of them. It closes all that were not open when the keepers began.
+// The descriptors that a dead broker has left in the common table. The next broker begins with empty books, so it owns
+// none of them. It closes all that were not open when the keepers began.
 //
-// They are found before the next broker opens anything, so a number that is found is nobody else's, and each is closed
-// exactly once. A number of the keepers that names another file now was closed by that broker and used again. It is
-// found too, and the next broker makes what it named anew, if it can. Sockets are shut down at once: each client sees
-// end of file, whatever else is slow. The closing is done by two threads. The close of a file that a client made may
-// wait for that client for ever, so such files do not stand before any other.
+// The search comes before the next broker opens anything. So each number that it finds is a leftover, and is closed
+// exactly once. One of the keepers' numbers may name another file by then: the dead broker closed the number and used
+// it again. It is a leftover too. The next broker opens again what the number named, if it can.
+//
+// Sockets are shut down first, so that each client sees end of file, however slow the closes are. Two threads close the
+// files. The close of a file that a client made may wait for that client for ever. So one thread closes only such
+// files, and the other thread all others.
 #pragma once
 
 #include <cstdint>

@@ -77,9 +77,9 @@ struct BatchUnderWay {
   std::vector<Fd> owned;
 };
 
-// Replies to a batch. Each element has its own outcome, and its sentence while there is room for it. A few elements are
-// served in a turn, because a batch of 253 creates takes a millisecond. If the descriptors of the served elements may
-// not wait for the next turn, the rest is served in this one.
+// The reply to a batch. Each element has its own outcome, and its sentence while there is room for it. Eight elements
+// are served in a turn, because a batch of 253 creates takes a millisecond. The descriptors of served elements count
+// for their user while they wait for the next turn. Without room for that the rest is served in this turn.
 template <class Reply>
 class BatchAnswer {
  public:
@@ -95,7 +95,7 @@ class BatchAnswer {
     }
     out_.begin_batch<Reply>(request.reply_op(), request.packet.header.tag, count);
   }
-  // The element to continue with. Those before it were served in earlier turns.
+  // The element to continue with. Earlier turns have served the elements before it.
   std::size_t first() const { return first_; }
   // Whether the rest has to wait for the next turn. Call it before each element.
   bool turn_is_over() {

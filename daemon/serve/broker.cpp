@@ -18,7 +18,7 @@
 namespace shmb::daemon {
 namespace {
 
-// One call from the transport. What it has changed is in the books at its end.
+// One call from the transport. At its end all its changes are in the books.
 class Turn {
  public:
   explicit Turn(Ledger& ledger) : ledger_(ledger) { ledger_.begin_turn(); }

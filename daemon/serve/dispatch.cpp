@@ -141,7 +141,7 @@ void refuse_aloud(const Request& request, Status status, std::string_view senten
   Request{request.ledger, request.session, view}.fail(status, sentence);
 }
 
-// Requests that give something back are served in any case, and so is the rest of what is served in part already.
+// Requests that give something back need none, and neither does the rest of a request that was served in part.
 bool needs_memory(const Session& session, std::uint16_t op, const wire::Traits& traits) {
   if (session.batch || !session.awaited.empty()) return false;
   if (traits.spends || traits.no_reply == wire::NoReply::always) return false;
@@ -170,7 +170,7 @@ void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) 
   const bool hello = header.op == SHMBW_OP_HELLO;
   if (!hello && !session.greeted()) return session.link->drop("a request before HELLO");
   const wire::Traits& traits = wire::traits_of(header.op);
-  // First of all: a broker that does not know a flag does not know what it does to the others.
+  // First of all: a broker that does not know a flag does not know what the flag does to the other fields.
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
     return refuse_aloud(request, Status::unknown_flags, "the header has a flag that this broker does not know");
   if (request.silent() && !wire::may_have_no_reply(traits, packet.fixed))

@@ -86,7 +86,7 @@ void put(books::Store& store, Worker& worker) {
 
 }  // namespace
 
-// Its descriptor is given to a thread that closes it.
+// A region that is being freed has none: a thread closes its descriptor.
 bool has_record(const Region& region) { return region.state != SHMBW_REGION_STATE_FREEING; }
 
 bool has_record(const Participant& participant) { return participant.life != 0; }
@@ -420,7 +420,7 @@ static void commit(Ledger& ledger) {
   store.totals.last_world = ledger.worlds.last_id;
   store.totals.last_reference = static_cast<std::uint64_t>(ledger.worlds.last_reference);
   const bool committed = store.commit();
-  // Events leave like replies: after the commit of what they tell, or without it where there is no memory.
+  // Events leave like replies: after the commit of the changes that they report, or without it if there is no memory.
   all.sessions.each([](Session& session) {
     if (session.link) session.link->send_events();
   });
@@ -428,8 +428,8 @@ static void commit(Ledger& ledger) {
   all.each_kind([](auto& changed) { changed.forget_all(); });
 }
 
-// A descriptor is closed after the commit that forgets it, or without that where there is no memory for it: the memory
-// behind the descriptor may be what is lacking.
+// A descriptor is closed after the commit that forgets it. If there is no memory for the commit it is closed all the
+// same: that may free the memory which is lacking.
 void write_books(Ledger& ledger) {
   commit(ledger);
   ledger.regions.closer.go();

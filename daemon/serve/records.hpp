@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The books of the ledger: which record each object has. compare_books.hpp checks that all are what the objects are.
+// The books of the ledger: which record each object has. compare_books.hpp checks that records and objects agree.
 //
 // Handlers change objects and note them (books/booked.hpp). `write_books` makes the records of those objects and
 // commits them at once. It stands before each reply and at the end of each call from the transport. So what a client
@@ -52,8 +52,8 @@ books::SegmentRecord segment_of(const Pool& pool, std::uint32_t index);
 books::GpuChunkRecord chunk_of(const GpuMemory& gpu, std::uint32_t index);
 books::GpuDeviceRecord device_of(const Session& session, const GpuDevice& device);
 
-// Where there is no memory for the records, the books stay as they were, and the next call writes more. Until then
-// requests that need memory are refused.
+// If there is no memory for the records, the books stay as they were, and the next call writes these records too. Until
+// then requests that need memory are refused.
 void write_books(Ledger& ledger);
 
 }  // namespace shmb::daemon

@@ -2,15 +2,13 @@
 // The ends that a session can come to. Two facts decide what is given back: the socket is at its end, and the process
 // has ended. They come in either order.
 //
-// - The socket ends (end_session). Leases, watches, tickets that are bound to it, its roles and its place in the group
-//   go at once. If the process still runs, or may, its places in pools and its leases of GPU memory stay, because the
-//   memory may still be mapped.
-// - The process ends behind it (session_process_ended). Now these go too.
-// - The process ends first (session_process_died). A forked child holds the socket, and is the heir of its leases.
-// Roles
-//   and tickets that are bound to it do not pass on: it supervises no group and is no worker any more. Its places in
-//   pools end, and so do leases of GPU memory, which a fork does not copy.
-// - The broker disconnects a session that does not read (session_disconnected). Its leases stay until its process ends.
+// - The socket ends first (end_session). Leases, watches, tickets that are bound to the session, its roles and its
+//   place in the group go at once. If the process still runs, or may, its places in pools and its leases of GPU memory
+//   stay, because the memory may still be mapped. When the process ends, they go too (session_process_ended).
+// - The process ends first (session_process_died). A forked child holds the socket, and is the heir of the leases. The
+//   child does not inherit roles and tickets that are bound to the session: it supervises no group and is no worker.
+//   The places in pools end, and so do leases of GPU memory, which a fork does not copy.
+// - The broker disconnects a session that does not read (session_disconnected). The leases stay until the process ends.
 //   The process may come back with a new connection, which takes them over (take_over).
 #pragma once
 

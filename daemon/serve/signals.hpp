@@ -27,7 +27,7 @@ class Signals final : private Waiter {
  private:
   void on_readable() override;
   void reload();
-  Result<std::string> read_again();  // what was done, for log and status
+  Result<std::string> read_again();  // returns a sentence for log and status
 
   Transport& transport_;
   BrokerEvents& books_;

@@ -37,7 +37,7 @@ Opening opening_of(wire::Bytes packet) {
   return {header, wire::traits_of(header.op), body.first(std::min<std::size_t>(header.fixed, body.size()))};
 }
 
-// How many a batch may be answered with, at most; 0 where that is not known before it is served.
+// The most descriptors that a batch may be answered with; 0 if that is not known before it is served.
 std::size_t descriptors_to_come(const Opening& request) {
   shmbw_batch batch{};
   if (request.traits.fds_out != wire::FdsOut::per_element || request.fixed.size() < sizeof batch) return 0;
@@ -242,7 +242,7 @@ void Connection::send_events() {
 void Connection::on_writable() {
   if (ending_ != Ending::none) return;
   if (outbox_->flush(transport_.now()) == Outbox::Sent::lost) return drop("a reply that was kept could not be sent");
-  // Nobody waits for the answer any more; what it sent behind this request counts, and so does its end.
+  // The peer has hung up, so no process waits for the answer. The packets behind this request are still served.
   if (waiting_ && hung_up(socket_.get())) waiting_ = holding_ = false;
   if (holding_ && !waiting_ && !yields_ && may_serve(held_)) {
     holding_ = false;
@@ -261,7 +261,7 @@ void Connection::on_rest() {
 void Connection::go_on() {
   if (ending_ != Ending::none) return;
   if (choked_since_ != 0 && !transport_.books().closes_too_many(identity_.facts.uid)) choked_since_ = 0;
-  // A busy machine takes its time over thousands of them; what takes this long waits for somebody.
+  // A busy machine needs some time to close thousands of descriptors. Closes that take this long wait for a process.
   if (choked_since_ != 0 && transport_.now() - choked_since_ >= transport_.config().unread_timeout)
     return drop("closing the descriptors that its user sends takes too long");
   bool edges = (holding_ && !over_share_ && !yields_) || outbox_->wants_edge();
@@ -283,8 +283,8 @@ void Connection::go_on() {
 }
 
 void Connection::on_process_end() {
-  // A process that exits closes its socket too, and the two are often reported together. Then this is the usual end,
-  // which the end of file tells; only a socket that somebody else still holds makes heirs (law 2).
+  // A process that exits closes its socket too, and the two are often reported together. Then the end of file that
+  // follows ends the session. Only a socket that another process still holds makes heirs (law 2).
   transport_.engine().unwatch(death_);
   if (hung_up(socket_.get())) return on_writable();
   death_told_ = true;
@@ -299,7 +299,7 @@ void Connection::await_hello() {
 
 bool Connection::is_silent() const { return !asked_ || !transport_.engine().waits(*this); }
 
-// One that is not read yet cannot be heard.
+// A connection whose socket the broker does not read is not called silent.
 void Connection::on_hello_timeout() {
   return choked_since_ == 0 && is_silent() ? drop("no HELLO in time") : await_hello();
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One accepted socket. It reads one packet at a time. A request that is answered is served only while no reply is
-// unread, and waits here otherwise. It also watches the life of the process at the other end. Nothing that a peer does
-// here can make another session wait.
+// One accepted socket. It reads one packet at a time. A request that has a reply is served only while no earlier reply
+// is unread, and waits here otherwise. The connection also watches the life of the process at the other end. Nothing
+// that a peer does here can make another session wait.
 //
 // A connection is in one of these states:
 // - new: the books have a session for it, and HELLO must come in time.

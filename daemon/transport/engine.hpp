@@ -23,7 +23,7 @@ namespace shmb::daemon {
 
 // The pause (ns) before the kernel is asked again after it had no memory.
 inline constexpr std::int64_t kMemoryPause = 10'000'000;
-// Time (ns) of service between two looks at what is ready. A descriptor that is served in its turn may wait so long for
+// The time (ns) of service between two looks at what is ready. A descriptor that has become ready may wait so long for
 // the next look.
 inline constexpr std::int64_t kSlice = 100'000;
 
@@ -72,7 +72,7 @@ class Port {
 class Engine {
  public:
   virtual ~Engine() = default;
-  // descriptors that a peer sent for a port that is gone; empty: closed here
+  // Gets the descriptors that a peer sent to a port that is gone. Without this function the engine closes them.
   std::function<void(std::vector<Fd>)> discard;
   Turns turns;
   // The waiter is called at once, or, with a process, in the turn of that process.

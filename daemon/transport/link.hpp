@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface between moving packets (engine, listener, connection) and keeping books (broker, session, region, ...).
-// The ledger never sees a socket. The transport never sees a lease.
+// The ledger never uses a socket: its number is only for the record. The transport never sees a lease.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Peer {
   std::uint32_t pid = 0;  // 0: in a PID namespace that the broker cannot see
   std::vector<std::uint32_t> groups;
   bool admin = false;      // came through the admin socket
-  bool has_pidfd = false;  // else only end of file tells that it is gone
+  bool has_pidfd = false;  // else only end of file shows that the peer is gone
 };
 
 // The ledger's view of one connection. All calls are made on the broker's thread.
@@ -46,8 +46,8 @@ class Link {
   // Instead of the reply: the request in service was served in part. It is served again in the session's next turn,
   // also if the peer has gone meanwhile.
   virtual void yield() = 0;
-  // Queued; one event packet in flight, then a gap event (law 8). It leaves by `send_events`, or later. What it tells
-  // must be in the books before that: a watcher must not know more than they do.
+  // Queues an event. The queue is bounded; one gap event then counts those that are lost (law 8). The event leaves by
+  // `send_events`, or later. Its change must be in the books before: a watcher must not know more than they do.
   virtual void event(wire::Bytes packet) = 0;
   virtual void send_events() = 0;
   // The peer broke the protocol: log `why` once, close. The ledger gets end_of_file afterwards, from the transport and

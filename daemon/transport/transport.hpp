@@ -60,7 +60,7 @@ class Transport {
 
   std::size_t connections() const { return connections_.size(); }
   std::uint32_t descriptors() const;          // held on account of connections
-  void descriptor_freed() { freed_ = true; }  // by the books: a paused listener goes on
+  void descriptor_freed() { freed_ = true; }  // the ledger has freed one: a paused listener continues
   std::uint32_t descriptors_in_flight();      // exact: asks every socket that may hold some
 
   // For connections and listeners.

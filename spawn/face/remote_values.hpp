@@ -629,7 +629,7 @@ Given<R> with_arguments(shmb_request* request, const std::string& name, Call&& c
   return Given<R>(call(inside::passed<P>(std::get<n>(values))...));
 }
 
-// Of a future that is dropped before it has a result: whoever asked must not wait for ever.
+// Of a future that is dropped before it has a result: its caller must not wait for ever.
 struct Unanswered {
   void operator()(shmb_request* request) const noexcept {
     shmb_remote_failure failure{};

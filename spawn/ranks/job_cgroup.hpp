@@ -23,15 +23,16 @@ namespace shmb::spawn {
 class JobCgroup {
  public:
   JobCgroup() = default;
-  // For the ranks of this process, the guard. Folders of jobs go first that two killed supervisors have left and that
-  // no process is in. `root` is put before every path (tests lay out a tree of their own).
+  // For the ranks of this process, the guard. It first removes the empty folders of jobs whose guard and supervisor
+  // were both killed. `root` is put before every path (tests lay out a tree of their own).
   static JobCgroup make(const std::string& root = {});
   explicit operator bool() const { return static_cast<bool>(events_); }
   const std::string& folder() const { return folder_; }
 
-  // fork(2) with the child in it. `executes`: the child executes a program soon. Then it is born there. Else it enters
-  // afterwards, which takes longer: the C library does not know of a child that was born in this way, so it could not
-  // go on in the caller's program. A child that cannot be in it is outside, and its tree is ended without.
+  // fork(2) with the child in the cgroup. `executes`: the child executes a program soon. Then it is born in the cgroup.
+  // Otherwise it enters afterwards, which takes longer: the C library does not know of a child that was born in this
+  // way, so the child could not go on in the caller's program. A child that cannot enter stays outside, and its tree is
+  // ended without the cgroup.
   pid_t fork(bool executes) const;
   // Moves those of the processes that are in it out again, to where the guard is. Others stay where they are: a broker,
   // or a child of the program, may have a cgroup of its own.
@@ -41,7 +42,7 @@ class JobCgroup {
   bool populated() const;
   // Readable as an exception (POLLPRI) once `populated` has changed since it was asked last. -1: none.
   int events() const { return events_.get(); }
-  // The folder goes, with those of jobs within the job that were killed. Not while a process is in it.
+  // Removes the folder, and those of killed jobs within the job. It does nothing while a process is in the folder.
   void remove();
   void forget() { events_.reset(); }  // in a forked rank
 

@@ -33,7 +33,7 @@ struct RankFacts {
 // Whether this process is a rank, by its environment. In the fork server it runs `preload` and returns only in the
 // ranks. nullptr: no rank. The facts live as long as the process.
 Result<const RankFacts*> enter_rank(void (*preload)());
-// Whether a supervisor waits for this process to enter: a rank, or the fork server, whose main has not done that yet.
+// Whether a supervisor waits for this process to call enter_rank(): it is a rank or the fork server, and has not yet.
 bool awaited_as_rank();
 // Reports to the supervisor that a region is lent to the parent. The parent then keeps its session, so that it can take
 // the region.

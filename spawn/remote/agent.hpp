@@ -18,7 +18,7 @@
 // make this process another one than the worker. So each noun looks again after everything that ran without the lock.
 //
 // Guarantees: the outcome of a call is decided once, by answer, deadline or the end of a worker, whichever is seen
-// first. The outcome of a reference is decided by the broker's table, for all workers. A worker's death is seen behind
+// first. The outcome of a reference is decided by the broker's table, for all workers. A worker's death is seen after
 // everything that it has sent, and before anything that its successor sends. Calls, messages and references belong to
 // one life of a worker: the successor of a dead one has none of them.
 #pragma once

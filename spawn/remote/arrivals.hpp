@@ -35,10 +35,10 @@ class Arrivals {
 
   // Called with the lock, and releases it meanwhile. Takes in what is there, waiting for the first of it until `until`.
   // One thread at a time: Monitor::leading() says whether one is at it.
-  // `serves`: this thread runs one of the requests that arrive behind it, and waits for nothing else.
+  // `serves`: afterwards this thread runs one of the requests that have arrived. It waits for nothing else.
   void lead(Lock& lock, client::Deadline until, bool serves = false);
   void take_held_back();                           // with the lock: what tests have held back, and is due
-  void put_off(const client::RemoteEvent& event);  // of who joins or leads: it is looked at behind the messages
+  void put_off(const client::RemoteEvent& event);  // from joining or leading: it is handled after the messages
 
  private:
   struct Batch;
@@ -75,7 +75,7 @@ class Arrivals {
   };
   std::array<Writer, pool::kParticipants> writers_{};  // participants of the pool that have written
   std::vector<client::RemoteEvent> put_off_;           // events that came before earlier messages were read
-  unsigned busy_ = 0;                                  // takes since the broker's events were looked at
+  unsigned busy_ = 0;                                  // how often it has taken messages since the last look at events
 };
 
 }  // namespace shmb::remote

@@ -16,7 +16,7 @@
 
 namespace shmb::remote {
 
-inline constexpr unsigned kMostNested = 200;  // calls of others, and callbacks, that run on one stack
+inline constexpr unsigned kMostNested = 200;  // the most calls of others, and callbacks, on one stack
 
 class Callbacks {
  public:

@@ -22,7 +22,8 @@ namespace shmb::remote {
 
 class Inbox {
  public:
-  // `pool` 0: this worker makes the pool, and tells the others its pool_id(). `timeout` in ns is the broker's.
+  // `pool` 0: this worker makes the pool, and tells the others its pool_id(). `timeout`, in ns, is for requests to the
+  // broker.
   static Result<std::unique_ptr<Inbox>> open(const std::shared_ptr<client::Session>& session, std::uint64_t group,
                                              std::uint64_t pool, std::uint32_t rank, std::uint32_t world_size,
                                              std::int64_t timeout);
@@ -30,8 +31,8 @@ class Inbox {
   std::uint32_t cells() const { return spec_.cells; }  // of the queue from one worker to another
   Result<std::uint32_t> participants();                // workers that are in the pool
 
-  // Room in the pool for so many bytes, to be sent. Nothing: there is none for so many, or none at the moment.
-  // `timeout` is the broker's, where the pool has to grow for it.
+  // A slot for so many bytes that are to be sent. Empty: no slot is so large, or none is free. `timeout` is for the
+  // broker, if the pool has to grow.
   SlotBytes room_for(std::uint64_t bytes, std::int64_t timeout);
 
   // Never waits for room. False: there is none, or the reader there has gone: take() tells when to try again.
@@ -40,8 +41,8 @@ class Inbox {
   // whose queue had no room; room there ends the wait, too. `quiet`: no message was there when it had to wait, so it is
   // time to look at the broker's events. One thread at a time.
   //
-  // Before it sleeps it looks for a while without a pause, as the last wait was short: where calls come one after
-  // another, to sleep and to wake takes longer than a call.
+  // Before it sleeps it looks for a while without a pause, up to twice as long as the last wait. If calls come one
+  // after another, to sleep and to wake takes longer than a call.
   struct Taken {
     std::vector<Incoming> messages;
     bool quiet = false;
@@ -49,7 +50,7 @@ class Inbox {
     std::optional<client::RemoteEvent> told;  // by the broker, before the next event of its session
   };
   Result<Taken> take(client::Deadline deadline, std::uint64_t wanted, bool may_spin = true);
-  bool something_there();  // From any thread: whether a take would have a message.
+  bool something_there();  // from any thread: whether a take would have a message
   // From any thread: the take that runs, or the next one, does not wait. It costs a system call only if the take
   // sleeps.
   void interrupt();

@@ -23,7 +23,7 @@ class Life {
   bool forked() const { return !mark_.intact(); }
   static std::unexpected<Error> forked_error();
   Result<void> open() const;
-  // The reason for `why`, if another thread has left the world meanwhile.
+  // `why`, unless this worker is not in its world any more. Then that is the reason.
   Error closed_or(Error why) const;
 
   // With the lock:

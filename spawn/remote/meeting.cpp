@@ -28,7 +28,7 @@ void Meeting::report(std::uint64_t sent, std::uint64_t received) {
   count_round();
 }
 
-// A worker that is behind hears where the leader is.
+// Sends the leader's phase and round to a worker that is behind.
 void Meeting::tell_round(std::uint32_t rank) {
   Head head;
   head.kind = Kind::over;
@@ -77,7 +77,7 @@ void Meeting::count_round() {
     if (report == reports_.end() || report->second.round < round_ || report->second.phase < phase_) return;
     sent += report->second.sent;
     received += report->second.received;
-    agreed = agreed && report->second.census == roster_.census();  // else somebody does not know of a death yet
+    agreed = agreed && report->second.census == roster_.census();  // else a worker does not know of a death yet
   }
   // The dead have sent and received what the living did not: then the sums need not agree, only stand still.
   const bool quiet = agreed && (sent == received || some_gone_) && totals_ == sent + 1;

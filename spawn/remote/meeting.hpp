@@ -32,7 +32,7 @@ class Meeting {
   void take(const Head& head);                              // of another worker: idle, round or over
   void worker_came(std::uint32_t rank);
   void worker_gone();
-  std::string missing() const;  // who has not come yet; only the leader knows
+  std::string missing() const;  // the workers that have not come yet; only the leader knows
 
  private:
   struct Report {
@@ -49,7 +49,7 @@ class Meeting {
   Sender& sender_;
   bool there_ = false;  // this worker has begun to shut down
   std::uint64_t phase_ = 0, round_ = 0, over_ = 0;
-  std::uint64_t totals_ = 0;  // requests sent, by the round before, and 1; 0: that round was none
+  std::uint64_t totals_ = 0;  // 1 + the requests sent, as the last round said; 0: its reports did not agree
   std::map<std::uint32_t, Report> reports_;
   std::optional<std::uint64_t> last_sent_;  // the round of this worker's last report
   bool some_gone_ = false;                  // since this worker came

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory for what a worker sends and keeps: regions in the group of its world, and slots of the world's pool.
 //
-// Small bytes are copied and need none of this. Larger bytes on their way lie in a slot, which is used again. What
-// is too large for a slot, or finds none free, lies in a region of its own. A value stays, so it is never in a slot.
+// A few bytes are copied and need none of this. More bytes on their way lie in a slot, which is used again. If they are
+// too many for a slot, or no slot is free, they lie in a region of their own. A value stays, so it is never in a slot.
 // All functions are called without the lock, because they ask the broker.
 #pragma once
 

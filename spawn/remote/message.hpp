@@ -35,7 +35,7 @@ enum class Kind : std::uint8_t {
   answer,
   failure,
   idle,   // to the leader of a shutdown: nothing is under way here
-  round,  // from the leader: say so again
+  round,  // from the leader: report again
   over,   // from the leader: nothing is under way anywhere
 };
 
@@ -51,12 +51,12 @@ struct Head {
   Kind kind = Kind::call;
   std::uint8_t flags = 0;
   std::uint32_t from = 0, from_life = 0;  // not in the message
-  std::uint32_t to_life = 0;  // a message is for one life of its receiver: who takes a dead one's place does not get it
-  std::uint64_t call = 0;     // the caller's number for it, and its answer's
-  std::int64_t deadline = 0;  // CLOCK_MONOTONIC, until when the caller waits; 0: for ever
-  RefId reference;            // create, accepted, fetch, type
-  // idle: phase and round, requests sent and received so far, who is there. over: the phase; both, and round: the
-  // round.
+  std::uint32_t to_life = 0;              // the life of the receiver: a successor does not get the message
+  std::uint64_t call = 0;                 // the caller's number for it, and its answer's
+  std::int64_t deadline = 0;              // CLOCK_MONOTONIC, until when the caller waits; 0: for ever
+  RefId reference;                        // create, accepted, fetch, type
+  // For the shutdown (meeting.hpp). All three kinds have the phase and the round. `idle` also has the requests that
+  // were sent and received so far, and the census of the workers.
   std::uint64_t phase = 0, round = 0, sent = 0, received = 0, census = 0;
 };
 

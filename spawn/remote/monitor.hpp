@@ -7,10 +7,10 @@
 // before the worker has joined and after its shutdown.
 //
 // A thread that waits for a call reads the answer itself, and a thread that serves reads the next request itself. To
-// wake another thread would take longer than most calls. So a thread that stops leading leaves the place to whoever
-// leads next, which is itself when calls come one after another. An idle thread that did not lead last looks for a
-// vacant place at intervals of kVacant, while leaders come and go. It leads when the place stays vacant: the last
-// leader runs a function for long, or its program is busy elsewhere.
+// wake another thread would take longer than most calls. So a thread that stops leading wakes no other one to lead:
+// when calls come one after another, it leads again itself. An idle thread that did not lead last looks now and then
+// (kVacant) whether the place of the leader is vacant. If it stays vacant, the last leader runs a function for long, or
+// its program is busy elsewhere. Then the idle thread leads.
 #pragma once
 
 #include <memory>
@@ -46,7 +46,7 @@ class Monitor {
   }
   // A request waits for a thread that serves.
   void wake_for_work();
-  // Of the threads that idle one is enough: it looks for whatever there is, and hands the rest on.
+  // Of the idle threads one is enough: it takes one piece of work, and wakes another thread for the rest.
   void wake_sleepers() {
     changed_.notify_all();
     wake_idle();
@@ -54,9 +54,9 @@ class Monitor {
   void wake_leader();
   void sleep(Lock& lock, client::Deadline until);  // a signal ends it
   void idle(Lock& lock, client::Deadline until);   // the same for a thread that waits for nothing in particular
-  // Whether such a thread leads now: it led last, or nobody has for kVacant.
+  // Whether an idle thread may lead now: it led last, or no thread has led for kVacant.
   bool may_lead_idly() const;
-  // Before this thread does something that may take long: a vacant place has a thread that looks at it.
+  // Call it before this thread does something that may take long. If no thread leads, an idle one then looks at that.
   void watch_lead();
   // True: `done` has become true before `longest` was over.
   template <class Done>
@@ -84,7 +84,7 @@ class Monitor {
       lock_.lock();
       monitor_.told_idle_ = false;
     }
-    // The messages that have arrived were for threads that wait. One of them leads next, if it calls again.
+    // For messages that were for waiting threads: one of those threads may lead next, if it calls again.
     void give_up_place() { monitor_.leader_ = {}; }
     ~Leading() {
       if (!lock_.owns_lock()) deliver();
@@ -108,7 +108,7 @@ class Monitor {
   std::shared_ptr<Inbox> inbox_;
   bool leading_ = false;
   bool leader_serves_ = false;
-  bool told_idle_ = false;                    // one of them will look, when the leader gives up the lock
+  bool told_idle_ = false;                    // an idle thread was woken, and looks when the lock is free
   bool watched_ = false;                      // an idle thread looks for a vacant place
   std::uint32_t leads_ = 0, leads_seen_ = 0;  // how often a thread has stopped leading, and as the watch saw it
   std::int64_t vacant_since_ = 0;

@@ -81,9 +81,10 @@ class References {
   std::shared_ptr<Value> new_value() const;
   std::shared_ptr<Value> value(RefId id) const;  // nothing: there is none
   bool owns(RefId id) const { return values_.contains(id); }
-  void add(const std::shared_ptr<Value>& value);  // booked, but for one that tests have made unused before it came
-  bool decided(Reference& reference) const;       // its value is there, or has failed
-  void unused(RefId id);                          // no worker refers to it any more
+  // The broker has an entry for the value. (In tests it may be unused already: was_unused().)
+  void add(const std::shared_ptr<Value>& value);
+  bool decided(Reference& reference) const;  // its value is there, or has failed
+  void unused(RefId id);                     // no worker refers to it any more
   void for_each_value(const std::function<void(Value&)>& look) const;
   std::vector<RefId> value_ids() const;
   std::vector<std::shared_ptr<Value>> take_values();
@@ -95,7 +96,7 @@ class References {
 
   // Asks the broker about each value. Without the lock.
   Result<std::uint64_t> count_users() const;
-  // Until the broker leaves a question unanswered: then `answers` is false.
+  // Ends early when the broker leaves a question unanswered. Then `answers` is false.
   std::uint32_t count_leaks(client::Deadline deadline, bool& answers) const;
 
  private:

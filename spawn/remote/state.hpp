@@ -27,7 +27,7 @@ struct Content {
   std::string data;
   client::Region::Handle bytes;  // instead of data
   std::uint64_t bytes_length = 0;
-  SlotBytes slot;  // likewise: what passes; a value, which stays, has a region
+  SlotBytes slot;  // likewise. Not for a value: that stays, so its bytes are in a region
   std::vector<client::Region::Handle> regions;
   std::vector<std::shared_ptr<Reference>> references;
 
@@ -76,7 +76,7 @@ struct Future {
   std::shared_ptr<Reference> subject;                        // fetch, type: its value must not go before the answer
   std::int64_t began = 0, deadline = 0;                      // CLOCK_MONOTONIC; 0: none
   std::multimap<std::int64_t, std::uint64_t>::iterator due;  // with a deadline
-  bool settling = false;  // a creation whose deadline has passed: the broker is asked what stands
+  bool settling = false;  // a creation whose deadline has passed: the broker is asked for its outcome
 };
 
 struct Request;
@@ -88,7 +88,7 @@ struct Value {
   RefId id;  // none: no other worker knows of it
   State state = State::pending;
   bool is_object = false;
-  bool booked = false;  // somebody may hold a reference, by the broker's word
+  bool booked = false;  // the broker has an entry for it: other workers may hold references
   void* object = nullptr;
   Content content;
   std::string type;

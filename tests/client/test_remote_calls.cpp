@@ -133,7 +133,7 @@ TEST_CASE("a join that comes too late for its deadline is taken back, and so is 
   BrokerFixture broker(harness::BrokerOptions{});
   REQUIRE_MESSAGE(broker.running(), broker.log());
   auto session = open(broker);
-  // Asked, and not waited for: whoever reads the late answers gives back what they grant.
+  // Asked, and not waited for: the thread that reads the late answers gives back what they grant.
   auto joined = join_world(*session, {29500, 0, 1, "localhost:29500", "late"}, Deadline::now());
   if (!joined) {
     CHECK(joined.error().status == Status::deadline);

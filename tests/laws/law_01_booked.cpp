@@ -22,8 +22,8 @@ struct Scene {
   std::function<int(const std::string& socket, const Start& start, std::int64_t ticket_life)> client;
 };
 
-// A ticket outlives its maker, so one that nobody uses is to end soon. Stepping is slow: who is to come through needs
-// time.
+// A ticket outlives its maker. So a ticket that no client uses ends soon. A ticket that a client uses lasts longer,
+// because stepping is slow.
 constexpr std::int64_t kShortTicket = 20'000'000, kLongTicket = 30'000'000'000;
 
 int with_region(const std::string& socket, const Start& start, const std::function<int(Region&)>& act) {

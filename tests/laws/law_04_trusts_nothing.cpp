@@ -51,7 +51,7 @@ TEST_CASE("law 4: the broker continues, whatever a client does to its copy of a 
     REQUIRE(::flock(fd.get(), LOCK_EX) == 0);
     whole_life(bystander, address);
 
-    // A lock by another description of the same file: who takes one as well waits for ever.
+    // A lock by another description of the same file: a process that takes one as well waits for ever.
     const Fd own = Fd::adopt(::open(("/proc/self/fd/" + std::to_string(fd.get())).c_str(), O_RDWR | O_CLOEXEC));
     REQUIRE(own);
     REQUIRE(::flock(fd.get(), LOCK_UN) == 0);

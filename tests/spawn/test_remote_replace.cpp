@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers that are killed and replaced: who comes gets the calls from then on, and nothing that was the dead one's.
+// Workers that are killed and replaced: the newcomer gets the calls from then on, and nothing that was the dead one's.
 #include <algorithm>
 #include <cstdlib>
 #include <optional>

@@ -15,7 +15,7 @@ namespace storm {
 // Reads every byte of the message. Returns the fault in its place; "" where each part lies within what it names.
 std::string stretch_fault(shmb::client::Pool& pool, const shmb::client::Message& message);
 
-// For answers of the broker: who is left without a processor for seconds is not what these tests are about.
+// For answers of the broker: clients without a processor for seconds are not what these tests are about.
 inline constexpr std::int64_t kAnswer = 60'000'000'000;
 
 struct Progress {

@@ -234,7 +234,7 @@ TEST_CASE("a descriptor whose maker lets its close wait for ever keeps neither t
     {
       RawClient client = RawClient::connect(broker.socket());
       REQUIRE(client.call(SHMBW_OP_HELLO, passing()).ok());
-      // The broker's must be the last one: who closes that waits.
+      // The broker's must be the last one: its close waits.
       harness::stop(broker.pid());
       const bool sent = send_in_vain(client, stuck->writer);
       stuck->writer.reset();

@@ -22,7 +22,7 @@ namespace {
 
 std::string number(std::uint64_t value) { return std::to_string(value); }
 
-// The process that gets the broker's end: PID 1, or a subreaper among those that started a private broker.
+// The process that gets the broker's exit status: PID 1, or a subreaper among the ancestors of its starter.
 std::string parent_text(std::uint32_t pid) {
   auto broker = spawn::process(static_cast<pid_t>(pid));
   if (!broker) return "unknown: " + errno_text(broker.error().value);
@@ -31,7 +31,7 @@ std::string parent_text(std::uint32_t pid) {
   if (parent && parent->name == "shmb-keeper")
     return "pid " + std::to_string(broker->parent) + name + ", which starts the next broker if this one dies";
   return "pid " + std::to_string(broker->parent) + name +
-         (broker->parent > 1 ? ", which sees the broker's end: it started it by hand, or is a subreaper" : "");
+         (broker->parent > 1 ? ", which gets the broker's exit status: it started the broker, or is a subreaper" : "");
 }
 
 // The broker counts what it holds. These objects it lists, and the tool counts those that the caller may see.

@@ -230,7 +230,7 @@ TEST_CASE("a packet that is read while the session is lost does not change an an
       return false;
     };
     std::thread leader([&] { (void)peer.channel.next_event(Deadline::after(kForever)); });
-    peer.answer_status(99, 1);  // nobody's: who reads it leads
+    peer.answer_status(99, 1);  // no call's: the thread that reads it leads
     CHECK(all_read());
     bool taken = false;
     {

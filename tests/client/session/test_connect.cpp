@@ -414,7 +414,7 @@ TEST_CASE("where another user has made the private broker's directory, all progr
   CHECK(::stat(second.substr(0, second.rfind('/')).c_str(), &facts) == 0);
   CHECK((facts.st_mode & 0777) == 0700);
   CHECK(facts.st_uid == ::geteuid());
-  // The other user lets go of the first place: who comes now still meets the broker that is there.
+  // The other user lets go of the first place: a client that comes now still meets the broker that is there.
   ::rmdir(first.c_str());
   CHECK(must(world.connect())->facts().socket == second);
   const pid_t pid = (*sessions[0])->facts().broker_pid;

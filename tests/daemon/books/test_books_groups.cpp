@@ -294,7 +294,7 @@ TEST_CASE("freeing what a group keeps does not end a live group: its members are
     CHECK(reply.status() == Status::busy);
     CHECK_MESSAGE(reply.error().sentence.find(words) != std::string::npos, reply.error().sentence);
   };
-  refused("pid 41");  // nobody has joined: who made it holds it
+  refused("pid 41");  // no session has joined: its maker holds it
   member.join("g");
   Created kept = member.create({.name = "kept", .flags = SHMBW_CREATE_KEEP_GIVEN, .keep = -1});
   refused("1 session holds it: pid 42");

@@ -58,7 +58,7 @@ Status attach_status(Client& client, std::size_t index = 0) {
 
 bool sealed_for_writing(const Fd& memory) { return (*sys::seals(memory.get()) & F_SEAL_WRITE) != 0; }
 
-// The page of a region in a pipe, and nowhere mapped: who seals the region waits for it.
+// The page of a region in a pipe, and nowhere mapped: a thread that seals the region waits for it.
 struct PageInPipe {
   Fd out, in;
   explicit PageInPipe(const Fd& memory) {
@@ -112,7 +112,7 @@ TEST_CASE("a write that never ends holds up the publication of that memory and n
   CHECK(other.publish(free.ref()).status() == Status::ok);
   CHECK(other.rows<shmbw_region_record>(SHMBW_TABLE_REGIONS).size() == 2);
   CHECK(other.attach_id(created.ref(), kWrite).status == Status::ok);
-  // Closing writing takes the same lock: who would is served when the publication is over.
+  // Closing writing takes the same lock: a session that would close it is served when the publication is over.
   other.ready(created.ref());
   ask_to_attach(reader, {attach_wish(created.ref(), kRead)});
   REQUIRE(reader.link().held);
