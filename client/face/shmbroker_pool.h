@@ -330,7 +330,7 @@ SHMB_API const void* shmb_message_data(const shmb_message* message) SHMB_NOEXCEP
 SHMB_API uint64_t shmb_message_length(const shmb_message* message) SHMB_NOEXCEPT;
 SHMB_API int shmb_message_part(const shmb_message* message, size_t number, shmb_part* part,
                                shmb_error* error) SHMB_NOEXCEPT;
-/** Moves an own reference out of the message, so that it outlives it: release it with shmb_slot_release, shmb_release.
+/** Takes a reference of its own out of the message. It outlives it: release it with shmb_slot_release, shmb_release.
  * A slot taken out may be sent on. A region that comes in several parts of one message is attached once. Its parts
  * have one lease and one mapping. The handles taken out of them are handles of that mapping, equal in data and
  * identity. Each is released on its own, in any order, from any thread; lease and mapping go with the last one. While

@@ -11,7 +11,7 @@
 // Receiving the message of position p:
 //   R1  Load the word of cell p, with acquire. If it is full(p), the message is there.
 //   R2  Copy the body to private memory, and check the copy: tag, slot number, offset and length.
-//   R3  Only to keep a slot: set the own bit (Participant::keep).
+//   R3  Only to keep a slot: set this process' bit (Participant::keep).
 //   R4  Store `head` = p + 1, with release. From here on the sender may overwrite the cell and use its slots again.
 //   S4  Look for a sender that waits for room.
 //

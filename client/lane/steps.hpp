@@ -14,7 +14,7 @@ namespace shmb::client {
 // mpmc, broadcast lane. R, C, Q: receive. J: join a broadcast. L: the ends of a lane. Z: sleep. _half: in the middle
 // of something that is not atomic. A2l: the locked look of drop-oldest (A2' of the model). R3 also stands for Q3, and
 // for the bit that C5 sets. R3u: that bit is taken back. KR: a done cell's references are dropped. KX: an expired cell
-// is taken back. C7: a claim is given back. L4: a broadcast reader detaches. Z0, Z7: the own bit in a waiter mask is
+// is taken back. C7: a claim is given back. L4: a broadcast reader detaches. Z0, Z7: this process' bit in a mask is
 // set, cleared.
 // clang-format off
 #define SHMB_STEPS(X) \

@@ -118,7 +118,7 @@ TEST_CASE("more than this machine has is refused here and now, small sums are no
   CHECK_FALSE(check_headroom(std::uint64_t{1} << 50).has_value());
 }
 
-TEST_CASE("the own cgroup of version 2 is its folder, if that is visible here") {
+TEST_CASE("the cgroup of version 2 of this process is its folder, if that is visible here") {
   const Tree tree;
   CHECK(own_cgroup(tree.folder.path()).empty());
   tree.version2("/user/job");

@@ -95,7 +95,7 @@ TEST_CASE("of a list of forks all are booked or none") {
   CHECK(must(ask_reference(*couple.user, couple.id, made.reference, false, in_time())).in_flight == 300);
 }
 
-TEST_CASE("events that were lost in a flood are one gap, and the lists say what is so") {
+TEST_CASE("events that were lost in a flood become one gap, and the lists have the true state") {
   BrokerFixture broker(harness::BrokerOptions{});
   REQUIRE_MESSAGE(broker.running(), broker.log());
   Couple couple(broker);

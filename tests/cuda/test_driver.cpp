@@ -55,7 +55,7 @@ TEST_CASE("driver: a library that is something else is no driver") {
   CHECK(load_gives({{"SHMB_LIBCUDA", "/proc/self/status"}}, Status::no_driver, "Install it") == 0);
 }
 
-TEST_CASE("driver: the toolkit's stub is named as that") {
+TEST_CASE("driver: the toolkit's stub is named as a stub") {
   CHECK(load_gives(fake({{"FAKECUDA_STUB", "1"}}), Status::stub_driver, "LD_LIBRARY_PATH") == 0);
 }
 
@@ -230,7 +230,7 @@ TEST_CASE("driver: a forked child gets an error, its parent goes on, and a child
         }) == 0);
 }
 
-TEST_CASE("context: one that was reset under the caller is left for the primary one, and ruins nothing") {
+TEST_CASE("context: a current context that was reset is replaced by the primary one, and nothing else breaks") {
   CHECK(fakecuda::holds(fake(), [] {
           const auto loaded = cuda::Driver::load();
           NEED(loaded.has_value());

@@ -100,7 +100,7 @@ TEST_CASE("a lost device is reported to the broker, which notifies all holders o
   CHECK(status_of(gpu::Region::try_import(other, region.id())) == Status::device_lost);
 }
 
-TEST_CASE("a published export that is no memory fails at each import, and nobody else pays for it") {
+TEST_CASE("a published export that is no memory fails at each import, and harms no other region") {
   const harness::BrokerFixture broker(gpu_broker());
   auto session = connect(broker.socket());
   Device device;

@@ -235,7 +235,7 @@ TEST_CASE("an unknown key or a wrong value is refused with file and line") {
   refused(std::string("\xff\xfe = 1"), "c.toml:1: ");
 }
 
-TEST_CASE("a file is read as text is, and one that cannot be read says why") {
+TEST_CASE("a configuration file is read like its text, and the error of a file that cannot be read says why") {
   harness::TempDir folder;
   std::ofstream(folder.file("c")) << "engine = \"epoll\"\n";
   CHECK(load_config(folder.file("c"), {})->engine == EngineChoice::epoll);

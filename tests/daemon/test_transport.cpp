@@ -171,7 +171,7 @@ TEST_CASE("a client that sends descriptors unasked fails, or is dropped; none is
   }
 }
 
-TEST_CASE("before Linux 6.16 a newcomer whose user has too many descriptors to close is heard once they are fewer") {
+TEST_CASE("before Linux 6.16 a newcomer whose user has too many descriptors to close is read once there are fewer") {
   ON_EACH_ENGINE {
     harness::PretendedKernel older(6, 1);
     Config config;

@@ -48,7 +48,8 @@ TEST_CASE("the page kind that is reported is the one in smaps, in the writer and
   if (!huge_seen) harness::skip("this kernel gave no huge page to shared memory: only 4 KiB pages were seen");
 }
 
-TEST_CASE("recycled memory stays in its group: another group gets fresh zeros, the own group its old bytes zeroed") {
+TEST_CASE(
+    "recycled memory stays in its group: another group gets fresh zeros, its own group gets the old bytes zeroed") {
   in_every_world([](World& world) {
     constexpr std::size_t kLength = 4 * MiB;
     const Session session = world.connect();

@@ -251,7 +251,7 @@ TEST_CASE("a short message makes no values that take much memory, and a sentence
   CHECK(unpacked<std::vector<int>>(ours(std::vector<int>(1'000'000, 1))).size() == 1'000'000);
 }
 
-TEST_CASE("lengths that nothing follows and depths without end are refused, without memory for them") {
+TEST_CASE("lengths without bytes behind them and endless nesting are refused, and no memory is taken for them") {
   for (const char* bytes : {"\xdd\xff\xff\xff\xff", "\xdf\xff\xff\xff\xff", "\xdb\xff\xff\xff\xff",
                             "\xc6\xff\xff\xff\xff", "\xc9\xff\xff\xff\xff", "\xc1"}) {
     CHECK_FALSE(Reader::is_value(bytes));

@@ -327,7 +327,7 @@ TEST_CASE("A request about a value that is not there yet is done although its wo
   CHECK(statuses == std::vector<int>{0, 0, 128 + SIGKILL});
 }
 
-TEST_CASE("A callback may leave its world, join another one and shut that down: what it is in is the first one's") {
+TEST_CASE("A callback of one world may leave that world, join another one and shut it down") {
   World world;
   const auto statuses = world.run_bare(1, [](int) {
     join(0, 1);

@@ -157,7 +157,7 @@ TEST_CASE("A payload that its receiver cannot map fails the call at once, with a
   });
 }
 
-TEST_CASE("Beside a broker that does not answer a call ends by its own deadline, whatever it carries") {
+TEST_CASE("If the broker does not answer, a call ends at its own deadline, whatever it carries") {
   World world;
   const pid_t broker = world.broker.pid();
   world.run(2, [broker](int rank) {

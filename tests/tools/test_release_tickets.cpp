@@ -240,7 +240,7 @@ TEST_CASE("in system mode root ends what a user left, and no other user does") {
   CHECK(eventually([&] { return has(ended_by(kOwner, "").out, "ended 5 tickets of 60001"); }));
 }
 
-TEST_CASE("list --all-groups of an ordinary user is refused with the reason, and shows root all") {
+TEST_CASE("list --all-groups refuses an ordinary user with the reason, and shows root all groups") {
   if (!harness::can_change_uid()) SKIP_CASE("other users need root");
   harness::BrokerOptions options;
   options.system = true;

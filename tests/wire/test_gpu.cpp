@@ -141,7 +141,7 @@ TEST_CASE("a request with 252 descriptors comes in, and so many come back") {
   });
 }
 
-TEST_CASE("many descriptors drop a session that has named no GPU") {
+TEST_CASE("a session that has named no GPU and sends many descriptors is dropped") {
   on_gpu_brokers(Life::of_socket, [](BrokerFixture& broker) {
     RawClient client = gpu_session(broker, Life::of_socket, false);
     const ExportPairs exports(1);

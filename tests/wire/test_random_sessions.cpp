@@ -316,7 +316,7 @@ void Crowd::look() {
 
 }  // namespace
 
-TEST_CASE("random sessions leave books that agree with themselves, and in the end none") {
+TEST_CASE("random sessions leave books without contradictions, and empty books in the end") {
   BrokerOptions options;
   options.arguments = {"--log-level", "error"};
   const std::uint64_t seeds = thorough() ? 400 : std::max(2, 8 / harness::kSlowdown);

@@ -39,7 +39,7 @@ TEST_CASE("a wait ends at its deadline and leaves no trace") {
   pair.check_awake();
 }
 
-TEST_CASE("a message without a wake is found by the next look for rescue, and never where rescues are off") {
+TEST_CASE("a message without a wake is found by the next rescue, and is not found while rescues are off") {
   Pair pair;
   Sleeper& sleeper = pair.one.sleeper();
   sleeper.set_spin(0);

@@ -184,7 +184,7 @@ TEST_CASE("a handle must lie within a slot that exists") {
   CHECK_FALSE(me.fits(handle));
 }
 
-TEST_CASE("a search in vain looks at no slot of a large pool again, until one is free, wherever that is") {
+TEST_CASE("after a search in vain no slot of a large pool is looked at again until one is free, wherever that is") {
   constexpr std::uint32_t kMany = 1000;
   PoolMemory memory(kMany);
   Participant holder(memory.view(), 0, 1), searcher(memory.view(), 1, 1);

@@ -134,7 +134,7 @@ TEST_CASE("a forked child does not take a queue that has come since for the one 
   CHECK(status_of(next->receive(message, false, kNoWait)) == Status::empty);
 }
 
-TEST_CASE("a message that a forked child inherits is the parent's, which alone can keep it") {
+TEST_CASE("only the parent can keep a message that a forked child inherits") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, slots_of("p", 512, 4)));

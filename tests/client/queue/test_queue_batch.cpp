@@ -131,7 +131,7 @@ TEST_CASE("a batch larger than the queue wakes its reader before it waits for ro
   CHECK(sent.count == texts.size());
 }
 
-TEST_CASE("of a batch that a close overtakes nothing counts as sent that its readers do not get") {
+TEST_CASE("if a close overtakes a batch, only messages that the readers get count as sent") {
   for (const Kind kind : {Kind::spsc, Kind::mpmc}) {
     const harness::BrokerFixture broker;
     auto session = open(broker);

@@ -82,7 +82,7 @@ TEST_CASE("messages left in a closed mpmc queue are for readers only, and go onc
   CHECK(eventually([&] { return must(two.pool->facts()).lanes == 0; }));
 }
 
-TEST_CASE("a drain that follows the last taken message is well, also where its readers have gone since") {
+TEST_CASE("a drain after the last message was taken succeeds, even if the readers have gone since") {
   Two two(slots_of("p", 4096, 4));
   for (const Kind kind : {Kind::spsc, Kind::mpmc, Kind::broadcast}) {
     const std::string name = "q" + std::to_string(static_cast<int>(kind));

@@ -284,7 +284,7 @@ TEST_CASE("a set that reports a message in an mpmc queue leaves it to the first 
   must(set.remove(*in));
 }
 
-TEST_CASE("an event loop hears of what the broker tells, whichever call of the process reads it") {
+TEST_CASE("an event of the broker wakes the event loop, whichever call of the process reads it") {
   const harness::BrokerFixture broker;
   auto session = open(broker);
   auto pool = must(make_pool(session, PoolSpec{.name = "p"}));

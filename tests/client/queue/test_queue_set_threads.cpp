@@ -312,7 +312,7 @@ TEST_CASE("several threads receive from a queue with a descriptor, also when the
   for (auto& consumer : consumers) consumer.join();
 }
 
-TEST_CASE("a doorbell that the broker was given behind the deadline is the one that it is given again") {
+TEST_CASE("a doorbell that reached the broker after the deadline stays the same one, and rings") {
   Armed both;
   auto in = reader(both.pool, "q", Kind::mpmc);
   auto out = writer(both.other, "q", Kind::mpmc);

@@ -107,7 +107,7 @@ TEST_CASE("a slot that cannot be mapped at that moment arrives with the reason, 
   }
 }
 
-TEST_CASE("beside a broker that does not answer a list is waited for once, and arrives with the reason") {
+TEST_CASE("if the broker does not answer, a list is waited for once, and arrives with the reason") {
   Unmapped pair(Kind::mpmc, kAnswer);
   CreateItem item;
   item.length = 4096;

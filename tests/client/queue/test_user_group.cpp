@@ -29,7 +29,8 @@ shmb::Result<Region::Handle> attach(const std::shared_ptr<Session>& session, con
 
 }  // namespace
 
-TEST_CASE("a name that the own group does not have is found in the user's group, by every call that takes a name") {
+TEST_CASE(
+    "a name that the session's group does not have is found in the user's group, by every call that takes a name") {
   BrokerFixture broker({.expect_empty_books = false});  // the group keeps its names for an hour
   auto maker = open(broker), user = open(broker);
   (void)must(join_user_group(*maker, Deadline::after(0)));

@@ -73,7 +73,7 @@ TEST_CASE("where the broker cannot open the node it says what failed, and takes 
   CHECK(kept.minor == 3);
 }
 
-TEST_CASE("a node that is given is its giver's user's to pay for, until the last region on it has gone") {
+TEST_CASE("the user that gives a GPU's node pays for it until the last region on that GPU has gone") {
   FakeGpus gpus;
   Config config = private_config();
   config.limits.uid_gpu_descriptors = 4;
@@ -495,7 +495,7 @@ TEST_CASE("a GPU region is ready when it is published, without a wait for its wr
   CHECK(ready());
 }
 
-TEST_CASE("a failed import is its importer's own: the region stays usable, and nobody is told") {
+TEST_CASE("a failed import is its importer's own: the region stays usable, and no other session is notified") {
   FakeGpus gpus;
   World world;
   Client publisher = gpu_client(world), victim = world.client(), other = world.client();

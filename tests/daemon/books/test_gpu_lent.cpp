@@ -72,7 +72,7 @@ TEST_CASE("a retired region is drained also where a user dies writing or the GPU
   CHECK(owner.link().events[0].op() == (SHMBW_EVENT | SHMBW_EVENT_GPU_DRAINED));
 }
 
-TEST_CASE("memory of a dead owner is not opened again because a writer died after him") {
+TEST_CASE("memory of a dead owner is not opened again because a writer died after the owner") {
   FakeGpus gpus;
   World world;
   Client owner = gpu_client(world), writer = world.client(), reader = world.client();

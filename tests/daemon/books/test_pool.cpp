@@ -27,7 +27,7 @@ Created segment_region(Client& client, std::uint64_t length = 65536) {
 
 }  // namespace
 
-TEST_CASE("a watch of a pool's name tells of pools, one of a region's name tells of regions") {
+TEST_CASE("a watch of a pool's name reports pools, one of a region's name reports regions") {
   World world;
   Client maker = world.client(1000), waiter = world.client(1000), other = world.client(2000);
   const auto group = maker.make_group({.name = "later"}).fixed<shmbw_group_create_reply>().group;
