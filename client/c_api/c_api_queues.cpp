@@ -134,8 +134,10 @@ int shmb_queue_open(shmb_pool* pool, const char* name, const shmb_queue_options*
     SHMB_TRY(spec, to_spec(options));
     if (queue == nullptr) return shmb::error(Status::invalid, "no place for the queue was given");
     spec.name = text_or_empty(name);
+    auto handle = std::make_unique<shmb_queue>();  // before: a queue that was made must not be lost
     SHMB_TRY(opened, Queue::open(known, spec));
-    *queue = new shmb_queue{std::move(opened)};
+    handle->it = std::move(opened);
+    *queue = handle.release();
     return {};
   });
 }
@@ -146,8 +148,10 @@ int shmb_queue_open_alone(shmb_session* session, const char* address, const shmb
     SHMB_TRY(known, session_of(session));
     SHMB_TRY(spec, to_spec(options));
     if (queue == nullptr) return shmb::error(Status::invalid, "no place for the queue was given");
+    auto handle = std::make_unique<shmb_queue>();  // as above
     SHMB_TRY(opened, Queue::open_alone(known, text_or_empty(address), spec));
-    *queue = new shmb_queue{std::move(opened)};
+    handle->it = std::move(opened);
+    *queue = handle.release();
     return {};
   });
 }

@@ -50,10 +50,12 @@ Result<Answered<SHMBW_OP_POOL_JOIN>> join(Session& session, const Pool::Opening&
 }
 
 Result<void> leave(Session& session, std::uint64_t pool, std::uint32_t flags) {
-  const auto left = call<SHMBW_OP_POOL_LEAVE>(session, shmbw_pool_leave{pool, flags, 0}, {}, Deadline::after(0));
+  auto left = insist([&]() -> Result<void> {
+    SHMB_TRY_VOID(call<SHMBW_OP_POOL_LEAVE>(session, shmbw_pool_leave{pool, flags, 0}, {}, Deadline::after(0)));
+    return {};
+  });
   session.pool_moved();
-  if (!left) return std::unexpected(left.error());
-  return {};
+  return left;
 }
 
 }  // namespace
@@ -118,10 +120,10 @@ Result<std::shared_ptr<Pool>> Pool::create(const std::shared_ptr<Session>& sessi
       pool::kMaxSegments);
   request.lane_bytes = spec.lane_bytes;
   request.name_len = static_cast<std::uint16_t>(spec.name.size());
+  std::shared_ptr<Pool> made(new Pool(session, false));  // before: once it has the id, its end leaves the pool
   SHMB_TRY(answer, call<SHMBW_OP_POOL_CREATE>(*session, request, {spec.name}, Deadline::after(timeout)));
   const shmbw_pool_create_reply& place = answer.fixed;
   SHMB_TRY_VOID(check_place(0, place.pool, place.participant));
-  std::shared_ptr<Pool> made(new Pool(session, false));
   made->mark_ = std::move(*mark);
   made->id_ = place.pool;
   made->group_ = place.group;
@@ -161,6 +163,7 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
   Deadline settled = Deadline::after(opening.timeout);
   bool made_here = false;
   std::uint64_t moves = session->pool_moves();
+  std::shared_ptr<Pool> joined(new Pool(session, opening.read_only));  // as in create
   auto reply = join(*session, opening, settled);
   while (!reply) {
     if (reply.error().status == Status::busy) {
@@ -203,7 +206,6 @@ Result<std::shared_ptr<Pool>> Pool::open(const std::shared_ptr<Session>& session
     SHMB_TRY_VOID(inherited->enter());
     return inherited->for_opening(opening);
   }
-  std::shared_ptr<Pool> joined(new Pool(session, opening.read_only));
   joined->mark_ = std::move(*mark);
   joined->id_ = place.pool;
   joined->group_ = place.group;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <new>
 
 #include "client/queue/queue_set.hpp"
 #include "client/region/obtain.hpp"
@@ -86,6 +87,17 @@ Result<std::unique_ptr<Queue>> Queue::open_alone(const std::shared_ptr<Session>&
   }
 }
 
+namespace {
+
+std::uint32_t ends_of(const QueueSpec& spec) {
+  return (spec.reader ? unsigned{SHMBW_QUEUE_CLOSE_READER} : 0U) |
+         (spec.writer ? unsigned{SHMBW_QUEUE_CLOSE_WRITER} : 0U);
+}
+// As undo_queue_open() does it.
+std::uint32_t made_by(const QueueSpec& spec) { return spec.create_only ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U; }
+
+}  // namespace
+
 Result<void> Queue::open_ends(bool again) {
   shmbw_queue_open request{};
   request.pool = state_.pool->id();
@@ -126,6 +138,18 @@ Result<void> Queue::open_ends(bool again) {
   if (opened.queue >= state_.pool->view().queues() ||
       (opened.lane != pool::kNone && opened.lane >= state_.pool->view().lanes()))
     return error(Status::protocol, "the broker's answer names a queue or a lane that the pool cannot have");
+  try {
+    use_ends(opened);
+  } catch (const std::bad_alloc&) {
+    open_ = false;
+    (void)ask_to_close(ends_of(state_.spec) | (again ? 0U : made_by(state_.spec)));
+    throw;
+  }
+  return {};
+}
+
+// The ends as the broker has given them.
+void Queue::use_ends(const shmbw_queue_open_reply& opened) {
   Pool::Lock lock(state_.pool->me().lock());
   state_.index = opened.queue;
   state_.serial = opened.serial;
@@ -148,7 +172,6 @@ Result<void> Queue::open_ends(bool again) {
   if (state_.spec.writer)
     state_.pool->doorbell().fetch(entry.readers.load(std::memory_order_acquire), Deadline::after(state_.spec.timeout),
                                   lock);
-  return {};
 }
 
 void undo_queue_open(LateReply& late) {
@@ -191,10 +214,8 @@ Result<void> Queue::close(bool all, bool remove) {
     Pool::Lock lock(state_.pool->me().lock());
     receiver_->leave_lanes();
   }
-  auto closed =
-      ask_to_close((state_.spec.reader ? unsigned{SHMBW_QUEUE_CLOSE_READER} : 0U) |
-                   (state_.spec.writer ? unsigned{SHMBW_QUEUE_CLOSE_WRITER} : 0U) |
-                   (all ? unsigned{SHMBW_QUEUE_CLOSE_ALL} : 0U) | (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U));
+  auto closed = ask_to_close(ends_of(state_.spec) | (all ? unsigned{SHMBW_QUEUE_CLOSE_ALL} : 0U) |
+                             (remove ? unsigned{SHMBW_QUEUE_CLOSE_REMOVE} : 0U));
   Pool::Lock lock(state_.pool->me().lock());
   if (receiver_) receiver_->forget_lanes();
   if (sender_) sender_->retire();
@@ -207,8 +228,11 @@ Result<void> Queue::ask_to_close(std::uint32_t flags) {
   request.queue = state_.index;
   request.serial = state_.serial;
   request.flags = flags;
-  SHMB_TRY_VOID(call<SHMBW_OP_QUEUE_CLOSE>(*state_.pool->session(), request, {}, Deadline::after(state_.spec.timeout)));
-  return {};
+  return insist([&]() -> Result<void> {
+    SHMB_TRY_VOID(
+        call<SHMBW_OP_QUEUE_CLOSE>(*state_.pool->session(), request, {}, Deadline::after(state_.spec.timeout)));
+    return {};
+  });
 }
 
 Result<void> Queue::shutdown(bool remove) {

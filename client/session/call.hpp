@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -135,6 +136,19 @@ class Answers {
   wire::TextReader texts_;
   std::size_t next_ = 0;
 };
+
+// For what gives something back, in destructors too: what is not told to the broker stays until the session's end. One
+// allocation that fails is tried again. Without memory at all the session's end tells it.
+template <class Give>
+Result<void> insist(Give give) noexcept {
+  for (int tries = 0; tries < 2; ++tries) {
+    try {
+      return give();
+    } catch (const std::bad_alloc&) {
+    }
+  }
+  return std::unexpected(Error{Status::no_memory, 0, {}, "out of memory"});  // short enough to need none
+}
 
 // Several elements in one packet: at most SHMBW_MAX_BATCH. An error is that of the whole packet.
 template <std::uint16_t op, class Door, class AllTexts = Texts>

@@ -9,6 +9,12 @@
 namespace e2e {
 namespace {
 
+using shmbroker::Message;
+using shmbroker::Part;
+using shmbroker::Pool;
+using shmbroker::Queue;
+using shmbroker::QueueSet;
+using shmbroker::Role;
 using Done = shmbroker::Result<void>;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -31,6 +37,60 @@ Done kept(shmbroker::Result<T>&& result, Keep& place) {
 Done nothing(Stage&) { return {}; }
 
 Done own_region(Stage& stage) { return kept(stage.session->try_create(8 * KiB), stage.own); }
+
+shmbroker::PoolOptions pool_options() {
+  shmbroker::PoolOptions options;
+  options.name = "a-pool-whose-name-is-longer-than-a-short-string";
+  options.classes = {{.slot_size = 4096, .slots = 4}};
+  options.name_with_holders = true;
+  return options;
+}
+
+Done with_pool(Stage& stage) { return kept(Pool::try_create(*stage.session, pool_options()), stage.pool); }
+
+// Both ends of one queue, in one process.
+Done with_queue(Stage& stage) {
+  if (auto made = with_pool(stage); !made) return made;
+  const shmbroker::QueueOptions options{.kind = shmbroker::QueueKind::mpmc, .cells = 16};
+  if (auto made = kept(stage.pool->try_open_queue("q", Role::writer, options), stage.out); !made) return made;
+  if (auto made = kept(stage.pool->try_open_queue("q", Role::reader, options), stage.in); !made) return made;
+  return kept(Message::try_make(), stage.message);
+}
+
+Done with_region_and_queue(Stage& stage) {
+  if (auto made = own_region(stage); !made) return made;
+  return with_queue(stage);
+}
+
+// One message and no more is there.
+Done one_message(Stage& stage) {
+  Message message;
+  NEED_STATUS(stage.in->try_receive(message, Timeout::no_wait()), ok);
+  message.done();
+  NEED_STATUS(stage.in->try_receive(message, Timeout::no_wait()), empty);
+  return {};
+}
+
+Done queue_is_empty(Stage& stage) {
+  Message message;
+  NEED_STATUS(stage.in->try_receive(message, Timeout::no_wait()), empty);
+  return {};
+}
+
+const std::string kLongText(3000, 'x');
+
+// A message with a part of each kind is under way.
+Done send_each(Stage& stage) {
+  if (auto made = with_region_and_queue(stage); !made) return made;
+  auto slot = stage.pool->try_acquire(100, Timeout::no_wait());
+  if (!slot) return slot.error();
+  return stage.out->try_send_parts({Part("bytes"), Part(*slot), Part(*stage.own)}, {.type = 7});
+}
+
+Done received(Stage& stage) {
+  if (auto sent = send_each(stage); !sent) return sent;
+  return stage.in->try_receive_kept(*stage.message, Timeout::no_wait());
+}
 
 }  // namespace
 
@@ -150,10 +210,91 @@ std::vector<Operation> region_operations() {
   };
 }
 
-void Stage::drop_made() {
+std::vector<Operation> pool_operations() {
+  return {
+      {"make a pool", nothing, with_pool},
+      {"open a pool", with_pool,
+       [](Stage& stage) {
+         return done(Pool::try_open(*stage.session, "a-pool-whose-name-is-longer-than-a-short-string"));
+       }},
+      {"open the ends of a queue", with_pool,
+       [](Stage& stage) {
+         const shmbroker::QueueOptions options{.kind = shmbroker::QueueKind::mpmc, .cells = 16};
+         if (auto made = kept(stage.pool->try_open_queue("q", Role::writer, options), stage.out); !made) return made;
+         return kept(stage.pool->try_open_queue("q", Role::reader, options), stage.in);
+       }},
+      {"open a queue that needs no pool", nothing,
+       [](Stage& stage) {
+         return done(shmbroker::try_open_queue(*stage.session, "alone", Role::both, {.create_only = true}));
+       }},
+      {"acquire a slot", with_pool,
+       [](Stage& stage) { return kept(stage.pool->try_acquire(100, Timeout::no_wait()), stage.slots); }},
+      {"send bytes", with_queue, [](Stage& stage) { return stage.out->try_send("hello", Timeout::no_wait()); },
+       one_message},
+      {"send many bytes", with_queue, [](Stage& stage) { return stage.out->try_send(kLongText, Timeout::no_wait()); },
+       one_message},
+      {"send three parts", with_region_and_queue,
+       [](Stage& stage) {
+         auto slot = stage.pool->try_acquire(100, Timeout::no_wait());
+         if (!slot) return Done(slot.error());
+         return stage.out->try_send_parts({Part("bytes"), Part(*slot), Part(*stage.own)}, {.wait = Timeout::no_wait()});
+       },
+       one_message},
+      {"receive three parts", send_each,
+       [](Stage& stage) { return stage.in->try_receive(*stage.message, Timeout::no_wait()); }, queue_is_empty},
+      {"take a slot", received,
+       [](Stage& stage) { return kept(stage.pool->try_take_slot(*stage.message, 1), stage.slots); }},
+      {"take a region", received, [](Stage& stage) { return kept(stage.message->try_take_region(2), stage.attached); }},
+      {"wait for one of a set",
+       [](Stage& stage) {
+         if (auto made = with_queue(stage); !made) return made;
+         return stage.out->try_send("hello", Timeout::no_wait());
+       },
+       [](Stage& stage) {
+         if (auto made = kept(QueueSet::try_make(), stage.set); !made) return made;
+         if (auto added = stage.set->try_add(*stage.in); !added) return added;
+         return done(stage.set->try_wait(seconds(20)));
+       },
+       one_message},
+      // The first one of a pool makes the doorbell, which stays.
+      {"the descriptor of a queue",
+       [](Stage& stage) {
+         if (auto made = with_queue(stage); !made) return made;
+         auto other = stage.pool->try_open_queue("r", Role::both, {.kind = shmbroker::QueueKind::mpmc});
+         return other ? done(other->try_descriptor()) : Done(other.error());
+       },
+       [](Stage& stage) { return done(stage.in->try_descriptor()); }},
+      {"close the ends of a queue", with_queue,
+       [](Stage& stage) {
+         auto closed = stage.out ? stage.out->try_close() : Done();
+         stage.out.reset();
+         if (!closed) return closed;
+         closed = stage.in ? stage.in->try_close() : Done();
+         stage.in.reset();
+         return closed;
+       }},
+      {"remove a pool", with_pool, [](Stage& stage) { return stage.pool->try_remove(); }},
+  };
+}
+
+Stage::There Stage::there() const { return {!!own, !!pool, !!out, !!in, !!set, !!message}; }
+
+void Stage::drop_made(const There& before) {
   made.clear();
   attached.clear();
+  slots.clear();
+  const auto drop = [](auto& object, bool was_there) {
+    if (!was_there) object.reset();
+  };
+  drop(message, before[5]);
+  drop(set, before[4]);
+  drop(in, before[3]);
+  drop(out, before[2]);
+  drop(pool, before[1]);
+  drop(own, before[0]);
 }
+
+void Stage::drop_all() { drop_made({}); }
 
 Owner::Owner(World& world)
     : session(world.connect()), weights([this] {
@@ -168,6 +309,7 @@ void prepare(World& world, const Owner& owner, const Operation& operation, Stage
   stage.ticket = owner.weights.lend(Rights::read, 10);
   stage.made.reserve(4);  // what the test itself keeps needs no memory later
   stage.attached.reserve(4);
+  stage.slots.reserve(4);
   NEED_STATUS(operation.prepare(stage), ok);
 }
 
@@ -178,7 +320,7 @@ bool trial(World& world, harness::RawClient& admin, const Operation& operation, 
   prepare(world, owner, operation, stage);
   const harness::Snapshot before = harness::take_snapshot();
   const std::uint64_t prepared = leases(admin);
-  const bool had_own = stage.own.has_value();
+  const Stage::There there = stage.there();
   const Attempt outcome = attempt(stage);
   const bool failed = !outcome.result;
   if (failed) {
@@ -193,10 +335,9 @@ bool trial(World& world, harness::RawClient& admin, const Operation& operation, 
     score.failed += failed;
     score.lost += lost;
   }
-  const bool consumed = had_own && !stage.own;
+  const bool consumed = there[0] && !stage.own;
   if (failed) {
-    stage.drop_made();
-    if (!had_own) stage.own.reset();
+    stage.drop_made(there);
     // The session lives: what a failed operation was granted must be given back, not only be forgotten.
     const std::uint64_t due = prepared - (consumed ? 1 : 0);
     if (!lost && !eventually([&] { return leases(admin) == due; }))
@@ -208,8 +349,7 @@ bool trial(World& world, harness::RawClient& admin, const Operation& operation, 
   }
   if (lost) {
     NEED_STATUS(stage.session->try_ping(), session_lost);
-    stage.drop_made();
-    stage.own.reset();
+    stage.drop_all();
     stage.session.reset();
     NEED(eventually([&] { return leases(admin) == of_others; }));
     stage.session = world.connect();
@@ -220,6 +360,7 @@ bool trial(World& world, harness::RawClient& admin, const Operation& operation, 
   } else {
     if (lost || (failed && consumed)) NEED_STATUS(operation.prepare(stage), ok);
     if (lost || failed) NEED_STATUS(operation.run(stage), ok);
+    if (operation.verify) NEED_STATUS(operation.verify(stage), ok);
   }
   NEED_STATUS(stage.session->try_ping(), ok);
   return outcome.reached;

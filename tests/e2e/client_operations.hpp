@@ -1,29 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of sessions and regions, each by itself, for tests that let one thing fail in them: a system call, or
-// an allocation.
+// Every operation of the library by itself, for tests that let one thing fail in it: a system call, or an allocation.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "client/face/shmbroker_pool.hpp"
 #include "tests/e2e/support.hpp"
 #include "tests/harness/raw_client.hpp"
 
 namespace e2e {
 
-// What an operation finds and leaves: a session, a region of its own, and one of another session.
+// What an operation finds and leaves: a session, a region of its own, one of another session, a pool and its queue.
 struct Stage {
   std::optional<Session> session;
   std::optional<Region> own;
   std::vector<Region> made;
   std::vector<shmbroker::ReadOnlyRegion> attached;
+  std::optional<shmbroker::Pool> pool;
+  std::optional<shmbroker::Queue> out, in;
+  std::optional<shmbroker::QueueSet> set;
+  std::optional<shmbroker::Message> message;
+  std::vector<shmbroker::Slot> slots;
   RegionId foreign;
   Ticket ticket;
   shmbroker::WatchId watch{};
 
-  void drop_made();  // what the operation has made
+  // What there is of own, pool, out, in, set and message.
+  using There = std::array<bool, 6>;
+  There there() const;
+  void drop_made(const There& before);  // what was not there before
+  void drop_all();                      // all but the session
 };
 
 using Step = std::function<shmbroker::Result<void>(Stage&)>;
@@ -31,10 +41,12 @@ struct Operation {
   const char* name;
   Step prepare;  // without faults
   Step run;
+  Step verify = {};  // what must hold once it has succeeded, however often it was tried
 };
 
 std::vector<Operation> session_operations(const std::string& socket);
 std::vector<Operation> region_operations();
+std::vector<Operation> pool_operations();
 
 // One run of an operation with something that fails in it.
 struct Attempt {

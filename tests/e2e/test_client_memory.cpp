@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each allocation that the library makes in each operation of a session or region fails once, one after the other,
-// until a run of the operation passes untouched. The operation succeeds all the same, or says that there is no memory.
-// Nothing is left in the process or in the broker's books, and the operation succeeds when it is repeated.
+// Each allocation that the library makes in each operation fails once, one after the other, until a run of the
+// operation passes untouched. The operation succeeds all the same or says that there is no memory. Nothing is left in
+// the process or in the broker's books, no message is lost or sent twice, and the operation succeeds when it is
+// repeated.
 #include <new>
 
 #include "tests/daemon/books/allocations.hpp"
@@ -71,4 +72,9 @@ TEST_CASE("every allocation of an operation of a session fails once: it says so 
 TEST_CASE("every allocation of an operation of a region fails once: it says so or succeeds, and nothing is lost") {
   World world({.engine = "epoll"});
   fail_each_allocation(region_operations(), world);
+}
+
+TEST_CASE("every allocation of an operation of a pool fails once: it says so or succeeds, and nothing is lost") {
+  World world({.engine = "epoll"});
+  fail_each_allocation(pool_operations(), world);
 }
