@@ -5,8 +5,8 @@
 // there while the pool lives, so what was read of it stays true. Segments with the same slot size form a size class.
 // A class grows by further segments, up to its limit.
 //
-// A segment is mapped when it is first needed. A mapping that fails is tried again the next time. So each slot of the
-// directory is in a segment that this process knows, and only perhaps in one that it has mapped.
+// A segment is mapped when it is first needed. A mapping that fails is tried again the next time. So this process knows
+// the segment of each slot of the directory, but may not have mapped it yet.
 //
 // The lock of the pool's participant must be held for all functions, from the moment that the pool is shared.
 #pragma once

@@ -47,7 +47,7 @@ Result<Head> read_head(std::span<const std::byte> memory) {
     return unreadable("they have " + number(memory.size()) + " bytes, and their head alone has " + number(kTablesAt));
   Head head;
   std::memcpy(&head, memory.data(), sizeof head);
-  if (head.magic != kMagic) return unreadable("this is something else: they begin with the word shmbooks");
+  if (head.magic != kMagic) return unreadable("this is no file of books: those begin with the word shmbooks");
   if (head.major != kMajor)
     return unreadable("their format is " + number(head.major) + "." + number(head.minor) + ", and this program reads " +
                       number(kMajor) + ".x: use the version that wrote them");

@@ -70,7 +70,7 @@ struct GpuMemory : books::Booked<GpuMemory> {
   std::vector<Fd> take_files();
 };
 
-// As changed(Region&).
+// Notes that its record must be written again.
 void changed(GpuMemory& gpu);
 void end_records(Books& books, GpuMemory& gpu);
 

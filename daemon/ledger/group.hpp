@@ -79,7 +79,7 @@ struct Group final : Timer, Hook<Group, OfSponsor>, books::Booked<Group> {  // t
   bool in_service = false;  // its regions are being walked: do not collect it
 };
 
-// As changed(Region&).
+// Notes that its record must be written again.
 void changed(Group& group);
 
 struct GroupRequest {

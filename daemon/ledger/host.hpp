@@ -62,7 +62,7 @@ struct Watch;
 struct Worker;
 struct World;
 
-// The books, and the objects whose records must be written anew.
+// The books, and the objects whose records must be written again.
 struct Books {
   books::Store store;
   std::size_t noted = 0;  // objects in these lists

@@ -95,8 +95,8 @@ struct Region : Hook<Region, OfGroup>, books::Booked<Region> {
   shmbw_region_ref ref() const { return {id, generation, 0}; }
 };
 
-// Its record in the books is no longer what it is. To be called by everything that changes one of the fields in
-// daemon/books/records.toml.
+// Notes that its record in the books must be written again. Call it after each change of a field that
+// daemon/books/records.toml names.
 void changed(Region& region);
 
 struct Birth {

@@ -98,7 +98,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   std::string library;
 };
 
-// As changed(Region&).
+// Notes that its record must be written again.
 void changed(Session& session);
 
 // The limit that is in the way of one more session that has just connected.

@@ -53,7 +53,7 @@ struct Ticket final : Timer, Hook<Ticket, OfMaker>, Hook<Ticket, OfPayer>, books
   bool left() const { return payer == nullptr && with == nullptr; }  // no session holds it any more
 };
 
-// As changed(Region&).
+// Notes that its record must be written again.
 void changed(Ticket& ticket);
 
 // The share of its user's tickets that one session may have. So no process can take all of them and die.

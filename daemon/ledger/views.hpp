@@ -13,7 +13,7 @@ class Session;
 struct Group;
 struct Region;
 
-// The group of `owner` that a text names ('' the session's own, '#id' an unnamed one). Null if the session may not
+// The group of `owner` that a text names ('' the session's own, '@id' an unnamed one). Null if the session may not
 // address it.
 Group* addressed_group(Groups& groups, Session& session, std::uint32_t owner, std::string_view text);
 std::uint32_t region_flags(const Region& region);

@@ -5,8 +5,8 @@
 //
 // The session owns its watches. Each one hangs on one list of watchers: that of a region, of a group, of a name, or of
 // reclaims. A watch by a ticket also hangs on the ticket, and ends with it. An event carries a number that rises by one
-// with each event of the session. A client that reads too
-// slowly loses events, and a gap event says how many.
+// with each event of the session. A client that reads too slowly loses events, and a gap event says
+// how many.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct Watch : Hook<Watch, OfTarget>, Hook<Watch, OfTicket>, books::Booked<Watch
   Charge charge;
 };
 
-// As changed(Region&).
+// Notes that its record must be written again.
 void changed(Watch& watch);
 
 // A watch is charged to the session and its uid, and bounded per watched object. An event goes to all watchers at once,

@@ -103,7 +103,7 @@ struct Cut {
 Result<Cut> add_segment(Pools& pools, Session& session, Pool& pool, const shmbw_pool_segment& wish);
 Result<void> set_doorbell(Pools& pools, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell);
 
-// As changed(Region&). That of the pool is also for a new segment.
+// Notes that its record must be written again. That of the pool is also for a new segment.
 void changed(Pool& pool);
 void changed(Participant& participant);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order of an open: check all words, make the lanes that it needs, enter the ends. A failure leaves nothing.
 //
-// When a lane is made depends on the kind of its queue. A spsc queue has one lane, which is made when it has both ends.
-// A mpmc or broadcast queue has a lane for each writer, which is made when that writer opens.
+// When a lane is made depends on the kind of its queue. An spsc queue has one lane, which is made when it has both
+// ends. An mpmc or broadcast queue has a lane for each writer, which is made when that writer opens.
 //
 // The states of a lane, in its stamp:
 // - open: its sender may send.

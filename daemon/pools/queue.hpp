@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queues and their lanes. All that participants must know is in the pool's directory. Here are only the
-// facts that sessions reported besides. A lane belongs to one life of each of its ends. Its memory is given out again
-// when its sender is gone or through and no process can receive from it any more (D7). It is zeroed before that.
+// Queues and their lanes. The pool's directory has all facts that participants must know. This file has only those
+// that sessions have reported besides. A lane belongs to one life of each of its ends. Its memory is given out again
+// when its sender is gone or has finished, and no process can receive from it any more (D7). It is zeroed before that.
 #pragma once
 
 #include <cstdint>

@@ -94,7 +94,7 @@ typename Table::value_type* find(Table& table, const RefKey& key) {
 
 inline constexpr std::size_t kMaxReferenceError = 400;
 
-// As changed(Region&).
+// Notes that its record must be written again.
 void changed(Reference& reference);
 void changed(Fork& fork);
 // They are about to end with the world.

@@ -92,7 +92,7 @@ struct World final : Timer, Hook<World, OfGroup>, books::Booked<World> {  // the
   Forks forks;
 };
 
-// As changed(Region&).
+// Notes that its record must be written again.
 void changed(World& world);
 void changed(Worker& worker);
 

@@ -147,7 +147,7 @@ void serve_group_end(const Request& request) {
   if (tree_gone && session.supervises != group)
     return request.fail(Status::denied, "only a supervisor of the group can report its process tree gone");
   if (!tree_gone && session.uid != group->uid && !session.admin)
-    return request.fail(Status::denied, "a group is ended by its owner");
+    return request.fail(Status::denied, "only the owner of a group can end it");
 
   if ((wish->flags & SHMBW_END_KEPT_ONLY) != 0 && group->ended_at == 0)
     return request.fail(Status::busy, "group " + group->text() + " has not ended: " + live_members(*group));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The system calls that the broker still needs once it serves. All others fail with EPERM from then on, for all of its
-// threads and for good. Suppose that a program takes the broker over by a packet. Then it can start no
-// program, open no socket, make no file, map no code and signal no process (docs/security.md, A broker that was taken
-// over).
+// threads and for good. So an attacker who has taken the broker over by a packet can start no program, open no
+// socket, make no file, map no code and signal no process (docs/security.md, A broker that was
+// taken over).
 //
 // EPERM and not a kill: a call that was forgotten in the list costs one request, and not the sessions of all users.
 //

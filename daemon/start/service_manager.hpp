@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The service manager that started this process, systemd or one that speaks as it does. Two protocols, both in the
-// environment, and both without libsystemd in the privileged process:
+// The service manager that started this process, systemd or one that speaks as it does. It names two protocols in the
+// environment. Both are spoken here without libsystemd, which a privileged process does not need:
 //
 // - NOTIFY_SOCKET (sd_notify(3)): the address of a datagram socket. Each message is text of lines NAME=VALUE. The
 //   broker says READY=1 when clients can connect, RELOADING=1 while it reads its limits again, and STOPPING=1 when it

@@ -24,7 +24,7 @@ struct Rank {
   Fd pidfd, out, err;  // out, err: its output, to be relayed
   Link link;
   bool hello = false, finished = false, raised = false;
-  std::int64_t fell = 0;               // when it threw what nothing in its function catches; 0: not yet
+  std::int64_t fell = 0;               // when it threw an exception that its function does not catch; 0: not yet
   std::int64_t heard = 0;              // when it last got a report, before it fell, that another rank is gone
   bool reaped = false, ended = false;  // reaped: the kernel gave its status; ended: that was processed
   bool told_to_end = false;            // it was signalled before it died

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mpmc queue of the broker, in a pool of its own, as the processes of one program share it.
+"""An mpmc queue of the broker, in a pool of its own, as the processes of one program share it.
 
 Each process has one handle, with both ends unless it says which one it uses. No lock is shared: a process may be killed
 at any instruction, and the others go on. The pool goes with its last process. So the memory of the dead is free, and

@@ -169,7 +169,7 @@ TEST_CASE("a closed queue refuses senders and openings, and its readers get CLOS
     CHECK(status_of(out->send(slot, kNoWait)) == Status::closed);
     CHECK(status_of(out->send(list, 0, 0, kNoWait)) == Status::closed);
     CHECK(out->send_now(bytes_of("x")) == Now::ask);
-    // A mpmc queue's new reader may have what is left.
+    // An mpmc queue's new reader may have what is left.
     const Status late = kind == Kind::mpmc ? Status::ok : Status::closed;
     CHECK(status_of(Queue::open(pool, queue_spec(name, kind, true, false))) == late);
     CHECK(status_of(Queue::open(pool, queue_spec(name, kind, true, true))) == Status::closed);

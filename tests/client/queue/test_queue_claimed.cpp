@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mpmc queue without AT_LEAST_ONCE: a message is one application's from the moment that it has it. Its cell is done
+// An mpmc queue without AT_LEAST_ONCE: a message is one application's from the moment that it has it. Its cell is done
 // by then, and own bits hold its slots. Deaths are tested in tests/kill.
 #include "tests/support/pools.hpp"
 
