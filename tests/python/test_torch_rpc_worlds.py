@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import types
 
 import pytest
 from torch_rpc_world import ended, free_port, functions, join, rpc, start, start_worker, stop, torch, until
@@ -264,3 +265,17 @@ def test_a_world_whose_broker_has_gone_says_so_and_the_next_one_works(private, t
     workers = [start([sys.executable, str(path)], port, RANK=str(rank)) for rank in range(2)]
     assert ended(workers[0]) == "300000.0\n300000.0\n"
     ended(workers[1])
+
+
+def test_a_call_that_ends_after_its_world_has_been_left_has_nobody_to_tell():
+    """As when the broker has died meanwhile, and the program has called shutdown()."""
+    from shmbroker import _core
+    from shmbroker.torch.rpc import service
+    kept = types.SimpleNamespace(value=1, plain=False, snapshot=lambda: None)
+    told = []
+    request = types.SimpleNamespace(kind=_core.REQUEST_FETCH, object=kept, fail=lambda *words: told.append(words))
+    service.serve(request)
+    assert not told
+    kept.snapshot = lambda: 1 // 0  # any other failure is told
+    service.serve(request)
+    assert len(told) == 1

@@ -92,6 +92,9 @@ def _send(request: _core.RemoteRequest, result: Any, is_plain: bool, snapshot: m
 
 
 def _fail(request: _core.RemoteRequest, error: BaseException) -> None:
+    # The program has left the world while the call ran, for instance after the broker's death: nobody waits for it.
+    if isinstance(error, state.NotInitialized) and state.current_or_none() is None:
+        return
     try:
         request.fail(*failures.of_exception(error))
     except errors.Closed:

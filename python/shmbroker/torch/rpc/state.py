@@ -11,6 +11,10 @@ from ... import _core
 NOT_INITIALIZED = "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first."
 
 
+class NotInitialized(RuntimeError):
+    """This process is in no world, or in none any more."""
+
+
 class WorkerInfo:
     """A worker's name and rank. Equal for the same worker, and a key of dictionaries."""
 
@@ -66,7 +70,7 @@ joined.set()
 
 def current() -> World:
     if _world is None:
-        raise RuntimeError(NOT_INITIALIZED)
+        raise NotInitialized(NOT_INITIALIZED)
     return _world
 
 
