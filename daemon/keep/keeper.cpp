@@ -52,6 +52,7 @@ void note(int signal) {
 struct Between {
   std::atomic<pid_t> broker{0};  // 0: none
   std::atomic<std::uint32_t> brokers{0};
+  std::atomic<std::uint32_t> stop{0};  // 1: the end was asked for
   std::atomic<std::uint32_t> ending{0};
 };
 
@@ -66,7 +67,7 @@ bool no_such_process(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; 
 class Keeper {
  public:
   Keeper(const Keep& keep, Board& board, Between& between) : keep_(keep), board_(board), between_(between) {}
-  Life run();
+  Result<Life> run();
 
  private:
   enum class Role { keeper, broker };
@@ -82,6 +83,7 @@ class Keeper {
   void announce() const;
   Life become_broker();
   void nap(std::int64_t longest);
+  void end_second();
   [[noreturn]] void end(int status);
   pid_t broker() const { return between_.broker.load(std::memory_order_acquire); }
   bool marked() const { return (board_.alive.word.load(std::memory_order_acquire) & sys::kOwnerDied) != 0; }
@@ -96,7 +98,7 @@ class Keeper {
   bool child_ = false;    // the broker is a child of this keeper
   bool reaped_ = false;   // and its end is known
   int last_status_ = -1;  // of the last broker; -1: unknown
-  bool stop_ = false;     // the end was asked for
+  int no_clone_ = 0;      // errno of the first broker's clone, if there was none
   std::int64_t born_ = 0, marked_since_ = 0, pause_ = 0, next_ = 0, second_next_ = 0;
   std::int64_t next_look_ = 0;
   std::uint32_t last_beat_ = 0;
@@ -121,7 +123,7 @@ void Keeper::prepare() {
   main_ = ::getpid();
 }
 
-Life Keeper::run() {
+Result<Life> Keeper::run() {
   prepare();
   for (;;) {
     std::int64_t now = sys::now_monotonic();
@@ -130,6 +132,10 @@ Life Keeper::run() {
     if (broker() != 0 && broker_gone(now)) broker_lost(now);
     if (second_ == 0 && now >= second_next_) start_second();
     if (broker() == 0 && now >= next_ && start_broker(now) == Role::broker) return become_broker();
+    if (no_clone_ != 0) {
+      end_second();
+      return system_failure(Errno{no_clone_}, "clone for the broker, beside its keepers");
+    }
     look_for_hang(now);
     const std::int64_t interval = keep_.hang / kLooks;
     now = sys::now_monotonic();
@@ -186,7 +192,7 @@ void Keeper::broker_lost(std::int64_t now) {
   // Otherwise a fault at each start would go on for ever without a report. SIGKILL comes from outside.
   if (reaped_ && WIFSIGNALED(last_status_) && WTERMSIG(last_status_) != SIGKILL && board_.served == 0)
     end(128 + WTERMSIG(last_status_));
-  if (stop_) {
+  if (between_.stop != 0) {
     for (const std::string& socket : keep_.sockets) ::unlink(socket.c_str());
     end(0);
   }
@@ -201,9 +207,9 @@ void Keeper::broker_lost(std::int64_t now) {
 void Keeper::forward() {
   const std::uint64_t now = caught;
   caught = 0;
-  stop_ = stop_ || (now & (bit(SIGTERM) | bit(SIGINT))) != 0;
+  if ((now & (bit(SIGTERM) | bit(SIGINT))) != 0) between_.stop = 1;
   if (broker() == 0) {
-    if (!stop_) return;
+    if (between_.stop == 0) return;
     for (const std::string& socket : keep_.sockets) ::unlink(socket.c_str());
     end(0);
   }
@@ -239,7 +245,7 @@ void Keeper::start_second() {
   second_ = 0;
   wait_to_take_over();
   main_ = ::getpid();
-  child_ = reaped_ = stop_ = false;
+  child_ = reaped_ = false;
   marked_since_ = pause_ = next_ = still_ = 0;
   born_ = sys::now_monotonic();
   announce();
@@ -259,7 +265,7 @@ void Keeper::wait_to_take_over() {
     ::sigprocmask(SIG_SETMASK, &closed_, nullptr);
   }
   (void)sys::set_parent_death_signal(0);
-  if (between_.ending != 0) ::_exit(0);
+  if (between_.ending != 0 || board_.ended != 0) ::_exit(0);
 }
 
 Keeper::Role Keeper::start_broker(std::int64_t now) {
@@ -274,7 +280,7 @@ Keeper::Role Keeper::start_broker(std::int64_t now) {
   auto child = sys::fork_sharing_descriptors(between_.broker);
   if (child && *child == 0) return Role::broker;
   if (!child) {
-    --between_.brokers;
+    if (--between_.brokers == 0) no_clone_ = child.error().value;  // nobody is served yet: whoever starts it hears
     reaped_ = reaped;
     next_ = now + kCloneAgain;
   }
@@ -319,14 +325,18 @@ void Keeper::announce() const {
   ::close(socket);
 }
 
-// The second keeper first: it holds the same lock.
-void Keeper::end(int status) {
+void Keeper::end_second() {
   between_.ending.store(1, std::memory_order_release);
   if (const pid_t second = second_; second != 0) {
     ::kill(second, SIGKILL);
     while (::waitpid(second, nullptr, 0) < 0 && errno == EINTR) {
     }
   }
+}
+
+// The second keeper first: it holds the same lock.
+void Keeper::end(int status) {
+  end_second();
   ::_exit(status);
 }
 
@@ -348,10 +358,10 @@ Result<Life> keep_broker(const Keep& keep) {
   Between* const between = shared<Between>();
   if (board == nullptr || between == nullptr) return system_failure(Errno{errno}, "memory for the keepers");
   Keeper keeper(keep, *board, *between);
-  Life life = keeper.run();
+  SHMB_TRY(life, keeper.run());
   if (auto left = sys::leave_last_word(board->alive); !left)
     return system_failure(left.error(), "leaving a robust word");
-  return life;
+  return std::move(life);
 }
 
 }  // namespace shmb::daemon::keep

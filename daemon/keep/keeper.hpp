@@ -69,7 +69,7 @@ inline constexpr int kCannotGoOn = 3;
 // Why there can be no keepers here; empty: there can.
 std::string no_keepers();
 // Call with one thread. It returns in a broker, each time that one is started, and never in a keeper. In the process
-// that was started it returns only an error: it is then no keeper.
+// that was started it returns only an error: it is then no keeper, and nothing is left of the second one.
 Result<Life> keep_broker(const Keep& keep);
 
 }  // namespace shmb::daemon::keep

@@ -255,6 +255,36 @@ TEST_CASE("SIGTERM to any of the three ends all of them in order") {
   }
 }
 
+TEST_CASE("once the end was asked for, no keeper starts another broker, also not one that takes over") {
+  NEEDS_KEEPERS();
+  harness::TempDir folder;
+  const std::string file = folder.file("socket");
+  ::close(::open(file.c_str(), O_CREAT | O_WRONLY, 0600));
+  keep::Keep keep;
+  keep.sockets = {file, ""};
+  Family family(
+      [](const keep::Life& life, Seen& seen) {
+        if (life.before > 0) return serve_until_told(life);
+        life.served();
+        ++life.board->beat;
+        (void)wait_until_told(life);
+        life.board->ended = 0;  // it is not at its end yet
+        seen.word = 1;
+        for (;;) ::pause();
+      },
+      keep);
+  const auto three = family.whole();
+  ::kill(three.main, SIGTERM);
+  REQUIRE(eventually([&] { return family.seen().word == 1; }));
+  ::kill(three.main, SIGKILL);
+  family.started().wait();
+  ::kill(three.broker, SIGKILL);
+  CHECK(eventually([&] { return !alive(three.second) || family.seen().brokers > 1; }));
+  CHECK(family.seen().brokers == 1);
+  CHECK(::access(file.c_str(), F_OK) != 0);
+  family.takes_over(three.second);
+}
+
 TEST_CASE("SIGTERM while no broker lives removes the socket files and ends with 0") {
   NEEDS_KEEPERS();
   harness::TempDir folder;
@@ -396,10 +426,25 @@ TEST_CASE("a stopped keeper is no dead one, and the other one waits for it") {
   CHECK(family.second() == three.second);
 }
 
-TEST_CASE("a clone that fails is tried again") {
+TEST_CASE("a clone that fails is tried again, but the first one for a broker is an error of the start") {
   NEEDS_KEEPERS();
-  Family family({}, {}, [] { shmb::fault::inject(shmb::fault::Call::clone, EAGAIN, 1, 4); });
-  family.whole();
+  SUBCASE("of the second keeper") {
+    Family family({}, {}, [] { shmb::fault::inject(shmb::fault::Call::clone, EAGAIN, 1, 1); });
+    family.whole();
+  }
+  SUBCASE("of the first broker") {
+    Family family({}, {}, [] { shmb::fault::inject(shmb::fault::Call::clone, EAGAIN, 2, 1); });
+    CHECK(eventually([&] { return !alive(family.main_pid()) || family.seen().brokers > 0; }));
+    CHECK(family.seen().brokers == 0);
+    CHECK(family.second() == 0);
+    if (!alive(family.main_pid())) CHECK(family.started().wait() == 99);
+  }
+  SUBCASE("of a later broker") {
+    Family family({}, {}, [] { shmb::fault::inject(shmb::fault::Call::clone, EAGAIN, 3, 4); });
+    const auto three = family.whole();
+    ::kill(three.broker, SIGKILL);
+    CHECK(family.whole(2).broker != three.broker);
+  }
 }
 
 TEST_CASE("a broker that closes every descriptor, each twice, harms no keeper") {
