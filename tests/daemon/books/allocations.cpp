@@ -37,20 +37,21 @@ void* take_or_none(std::size_t size) noexcept {
 
 }  // namespace
 
-void* operator new(std::size_t size) { return take(size); }
-void* operator new[](std::size_t size) { return take(size); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
+// Not inlined: GCC would see free() of what operator new gave, and warn of it.
+[[gnu::noinline]] void* operator new(std::size_t size) { return take(size); }
+[[gnu::noinline]] void* operator new[](std::size_t size) { return take(size); }
+[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
   return take(size, static_cast<std::size_t>(alignment));
 }
 // A sanitizer has its own of these, which would not fit the operator delete below.
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return take_or_none(size); }
-void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return take_or_none(size); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return take_or_none(size); }
+[[gnu::noinline]] void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return take_or_none(size); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace room {
 
