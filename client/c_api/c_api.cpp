@@ -390,8 +390,8 @@ int shmb_event_descriptor(shmb_session* session, int* fd, shmb_error* error) noe
 int shmb_next_event(shmb_session* session, int64_t wait_ns, shmb_event* event, shmb_error* error) noexcept {
   return guarded(error, [&]() -> Result<void> {
     SHMB_TRY(known, session_of(session));
-    if (event == nullptr || event->size < sizeof(std::size_t))
-      return shmb::error(Status::invalid, "the size field of the struct to fill is not set");
+    if (event == nullptr) return shmb::error(Status::invalid, "no struct to fill was given");
+    if (event->size < sizeof(std::size_t)) return wrong_size("the struct to fill", event->size);
     const std::uint64_t epoch =
         known->facts().epoch;  // this needs memory, and an event that was taken must not be lost
     SHMB_TRY(next, known->next_event(Deadline::after(wait_ns)));

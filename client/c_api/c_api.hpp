@@ -106,6 +106,11 @@ template <class ShortWay, class Why, class Body>
   return guarded(out, body);
 }
 
+inline std::unexpected<Error> wrong_size(const std::string& what, std::size_t given) {
+  return error(Status::invalid, "the size field of " + what + " is " + std::to_string(given) +
+                                    ", which is less than the field itself has: set it to sizeof of that struct");
+}
+
 // Options as this library knows them, under the rules of growing structs. NULL: all zero.
 template <class T>
 Result<T> read_options(const T* options) {
@@ -113,7 +118,7 @@ Result<T> read_options(const T* options) {
   known.size = sizeof(T);
   if (options == nullptr) return known;
   const std::size_t given = options->size;
-  if (given < sizeof(std::size_t)) return error(Status::invalid, "the size field of the options is not set");
+  if (given < sizeof(std::size_t)) return wrong_size("the options", given);
   const auto* bytes = reinterpret_cast<const unsigned char*>(options);
   std::memcpy(static_cast<void*>(&known), bytes, std::min(given, sizeof(T)));
   for (std::size_t i = sizeof(T); i < given; ++i)
@@ -126,7 +131,7 @@ template <class T>
 Result<void> write_struct(const T& value, T* out) {
   if (out == nullptr) return error(Status::invalid, "no struct to fill was given");
   const std::size_t room = out->size;
-  if (room < sizeof(std::size_t)) return error(Status::invalid, "the size field of the struct to fill is not set");
+  if (room < sizeof(std::size_t)) return wrong_size("the struct to fill", room);
   T copy = value;
   copy.size = room;
   std::memcpy(static_cast<void*>(out), &copy, std::min(room, sizeof(T)));

@@ -142,8 +142,13 @@ TEST_CASE("structs grow: older and newer callers are served, unknown wishes are 
   older.flags = 0xffffffff;  // beyond its size: not read
   CHECK(shmb_create(c.session, 1, &older, &region, &c.error) == SHMB_OK);
   CHECK(shmb_release(region, 0, nullptr) == SHMB_OK);
-  older.size = 0;
-  CHECK(shmb_create(c.session, 1, &older, &region, &c.error) == SHMB_E_INVALID);
+  for (const auto& [size, told] : {std::pair{0, "is 0, "}, std::pair{4, "is 4, "}}) {
+    older.size = static_cast<std::size_t>(size);
+    CHECK(shmb_create(c.session, 1, &older, &region, &c.error) == SHMB_E_INVALID);
+    CHECK(std::string(c.error.sentence) ==
+          "the size field of the options " + std::string(told) +
+              "which is less than the field itself has: set it to sizeof of that struct");
+  }
   older.size = sizeof older;
   CHECK(shmb_create(c.session, 1, &older, &region, &c.error) == SHMB_E_UNKNOWN_FLAGS);
 
