@@ -29,22 +29,28 @@ Result<void> wait_for_name(Session& session, const names::Address& address, Name
   // No name comes in a group that has ended. Without this watch the wait is as long as its deadline. So it is no
   // failure if the broker gives none.
   bool ended = false;
-  if (address.group.empty() && group != 0) {
+  const bool named = !address.group.empty();
+  if (named || group != 0) {
     spec = {};
     spec.kind = SHMBW_WATCH_KIND_GROUP;
-    spec.group = group;
+    if (!named) spec.group = group;
+    else spec.address = (address.owner_uid ? std::to_string(*address.owner_uid) + ":" : "") + address.group;
     auto watched = end.begin(spec, Deadline::after(0));
     ended = !watched && (watched.error().status == Status::not_found || watched.error().status == Status::group_ended);
   }
   if (own.state() != 0 || of_user.state() != 0) return {};
-  ended = ended || (end.state() & SHMBW_WATCH_EVENT_ENDED) != 0;
+  // A name may also be waited for before its group is there, and in a group that will be made again.
+  ended = !named && (ended || (end.state() & SHMBW_WATCH_EVENT_ENDED) != 0);
   if (ended && session.facts().group != group) return {};  // it has left that group meanwhile
   if (ended)
     return error(Status::group_ended, "the group of this session has ended while it waited for '" + address.name +
                                           "'; leave it or join another one");
   // The end of the group, too, is a reason to ask again: the session may have left it for another one just now.
   Channel::Subscription* const all[] = {&own.subscription(), &of_user.subscription(), &end.subscription()};
-  SHMB_TRY_VOID(session.await_any(all, deadline, second ? std::optional(group) : std::nullopt));
+  SHMB_TRY(event, session.await_any(all, deadline, second ? std::optional(group) : std::nullopt));
+  if (named && event.kind == Event::Kind::group_ended)
+    return error(Status::group_ended, "group '" + address.group + "' has ended while this session waited for '" +
+                                          address.name + "' in it: wait again if it is to be made again");
   return {};
 }
 

@@ -21,6 +21,7 @@
 #include "tests/harness/sanitizer.hpp"
 #include "tests/harness/skip.hpp"
 #include "tests/support/session.hpp"
+#include "tests/support/until.hpp"
 
 using namespace support;
 using namespace shmb;
@@ -256,6 +257,30 @@ TEST_CASE("attach waits for a name that comes later, and no longer than asked") 
   waiter.join();
   CHECK(status_of(attached) == Status::ok);
   must(made->release(kReleaseUnname));
+}
+
+TEST_CASE("a wait for a name in another group ends with the reason when that group ends, and may begin before it") {
+  const harness::BrokerFixture broker;
+  auto maker = open(broker), waiting = open(broker), watcher = open(broker);
+  const auto watches = [&] { return must(broker_status(*watcher, Deadline::after(0))).record.watches; };
+  Result<Region::Handle> attached = error(Status::invalid, "");
+  std::thread waiter([&] { attached = attach_region(waiting, at("job/late"), 0, 60'000'000'000); });
+  REQUIRE(support::eventually([&] { return watches() == 1; }));
+  auto group = must(maker->create_group({"job", 0, 0, 0, 0}, Deadline::after(0)));
+  must(maker->join_group(group.token, 0, Deadline::after(0)));
+  auto made = must(create_region(maker, named("late", 4096)));
+  waiter.join();
+  CHECK(status_of(attached) == Status::ok);
+  must(made->release(kReleaseUnname));
+
+  waiter = std::thread([&] { attached = attach_region(waiting, at("job/never"), 0, 60'000'000'000); });
+  REQUIRE(support::eventually([&] { return watches() == 2; }));
+  must(maker->leave_group(0, Deadline::after(0)));
+  waiter.join();
+  CHECK(status_of(attached) == Status::group_ended);
+  CHECK(attached.error().sentence ==
+        "group 'job' has ended while this session waited for 'never' in it: wait again if "
+        "it is to be made again");
 }
 
 TEST_CASE("a reader waits until the writer has mapped the region") {

@@ -396,19 +396,20 @@ TEST_CASE("law 11: waits without limit end with the death of the awaited side") 
       kind = event.kind;
     });
     const auto admin = open_admin(broker);
-    REQUIRE(eventually([&] { return must(broker_status(*admin, soon())).record.watches == 2; }));
+    REQUIRE(eventually([&] { return must(broker_status(*admin, soon())).record.watches == 3; }));
     CHECK(ended == -1);
+    CHECK(attached == -1);
     member.kill();
     CHECK(member.wait() == 128 + SIGKILL);
     group_waiter.join();
     CHECK(ended == SHMB_OK);
+    name_waiter.join();
+    CHECK(attached == SHMB_E_GROUP_ENDED);
     CHECK(event_status == -1);
     broker.kill();
     event_waiter.join();
     CHECK(event_status == SHMB_OK);
     CHECK(kind == SHMB_EVENT_BROKER_AWAY);
-    name_waiter.join();
-    CHECK((attached == SHMB_E_SESSION_LOST || attached == SHMB_E_NOT_FOUND));
   });
 }
 
