@@ -3,6 +3,7 @@
 // reading text.
 #include "base/result.hpp"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -29,9 +30,16 @@ Status status_of(int code) {
   }
 }
 
-// The limit on descriptors, and the remedy. It names the process, because a client may read a shortage of its broker.
+// The limit on descriptors or on the size of files, and the remedy. It names the process, because a client may read a
+// shortage of its broker.
 std::string advice_for(int code) {
   if (code == ENFILE) return ": the machine has as many files open as it may (sysctl fs.file-max): raise that";
+  if (code == EFBIG) {
+    rlimit size{};
+    if (::getrlimit(RLIMIT_FSIZE, &size) != 0 || size.rlim_cur == RLIM_INFINITY) return {};
+    return ": RLIMIT_FSIZE of pid " + std::to_string(::getpid()) + " is " + std::to_string(size.rlim_cur) +
+           " bytes, and counts for shared memory too: raise the limit (ulimit -f)";
+  }
   if (code != EMFILE) return {};
   const auto limit = sys::descriptor_limit();
   if (!limit) return {};

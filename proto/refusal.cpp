@@ -178,7 +178,7 @@ Error not_found(const Sought& sought) {
   std::string where;
   if (sought.what == "group") {
     sentence += sought.name.empty() ? names::id_text(sought.id) : in_group(sought.name);
-    where = " --groups";
+    where = sought.owner_uid ? " --groups --all-groups" : " --groups";  // another user's, which root may see
   } else if (sought.name.empty()) {
     sentence += std::to_string(sought.id);
     if (sought.generation != 0) sentence += " of generation " + std::to_string(sought.generation);

@@ -241,7 +241,12 @@ Result<Charge> may_keep_promise(Groups& groups, Session& session, Region& region
   const Promised& promised = *region.promised;
   Group& group = *region.group;
   if (group.closed) return error(Status::group_ended, "group " + group.text() + " has ended: it gives no names");
-  return may_take_name(groups, session, group, group.names.find(promised.name), promised.name, promised.replace);
+  auto charge = may_take_name(groups, session, group, group.names.find(promised.name), promised.name, promised.replace);
+  if (!charge && charge.error().status == Status::exists)
+    return error(Status::exists, "the name '" + promised.name + "' was taken in group " + group.text() +
+                                     " after this region had been made: release that one and publish again, or make "
+                                     "this one again under another name");
+  return charge;
 }
 
 void keep_promise(Regions& regions, Region& region, Charge charge) {

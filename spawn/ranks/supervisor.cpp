@@ -159,7 +159,7 @@ class Guard {
 };
 
 Outcome failure(Errno code, const char* what) {
-  return {kExitFailed, std::string("cannot ") + what + ": " + errno_text(code.value)};
+  return {kExitFailed, system_failure(code, std::string("cannot ") + what).error().sentence};
 }
 
 }  // namespace

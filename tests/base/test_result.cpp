@@ -36,6 +36,20 @@ TEST_CASE("where descriptors are short the sentence says the limit and what to c
   CHECK(shmb::system_failure({ENFILE}, "a socket").error().sentence.find("fs.file-max") != std::string::npos);
 }
 
+TEST_CASE("where a file may not be so large the sentence says the limit and what to change, if there is one") {
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const auto told = [](rlim_t most, rlim_t hard) {
+    const rlimit limit{most, hard};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    return shmb::system_failure({EFBIG}, "ftruncate").error().sentence;
+  };
+  const auto with = told(1 << 20, before.rlim_max), without = told(before.rlim_cur, before.rlim_max);
+  CHECK(with.starts_with("ftruncate: File too large (EFBIG): RLIMIT_FSIZE of pid "));
+  CHECK(with.ends_with(" is 1048576 bytes, and counts for shared memory too: raise the limit (ulimit -f)"));
+  if (before.rlim_cur == RLIM_INFINITY) CHECK(without == "ftruncate: File too large (EFBIG)");
+}
+
 TEST_CASE("errors carry their status through expected") {
   const shmb::Result<int> refused = shmb::error(Status::not_found, "no region 'kv'");
   REQUIRE_FALSE(refused);

@@ -96,6 +96,9 @@ TEST_CASE("a missing object is reported in the caller's words, with where to loo
         "no region 17 of generation 2, or not for this caller; `shmbroker list` shows what there is");
   CHECK(told({.what = "group", .id = 17}) ==
         "no group @17, or not for this caller; `shmbroker list --groups` shows what there is");
+  // Another user's groups are shown to root, and only if it asks for all.
+  CHECK(told({.what = "group", .name = "train", .owner_uid = 1001}) ==
+        "no group '1001:train', or not for this caller; `shmbroker list --groups --all-groups` shows what there is");
   CHECK(told({.name = "kv", .group = "@3", .elsewhere = "train/kv"}) ==
         "no region 'kv' in group '@3', or not for this caller; there is one in another group of this user, 'train/kv': "
         "programs that are started apart are in different groups, so name the group, or start them with one `shmbroker "

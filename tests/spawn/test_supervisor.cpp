@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -133,6 +134,27 @@ TEST_CASE("SIGKILL of a supervisor that could not start the command, before the 
     if (outcome.exit_status != shmb::spawn::kExitNotFound) return 1;
     if (outcome.sentence.find("/no such command") == std::string::npos) return 2;
     return reporter.reported == 1 ? 0 : 3;
+  });
+  CHECK(run.wait() == 0);
+}
+
+TEST_CASE("a job that finds the descriptor table full is told of the limit, and how to raise it") {
+  auto run = harness::Child::run([] {
+    shmb::spawn::Plan job;
+    job.command = {"true"};
+    shmb::spawn::Reporter silent;
+    // Room for the descriptor that it hears signals by, and for nothing more.
+    const int next = ::dup(STDERR_FILENO);
+    ::close(next);
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = static_cast<rlim_t>(next) + 1;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    const auto outcome = shmb::spawn::run_job(job, silent);
+    if (outcome.exit_status != shmb::spawn::kExitFailed) return 1;
+    if (!outcome.sentence.starts_with("cannot make a socket pair: ")) return 2;
+    if (outcome.sentence.find("(EMFILE)") == std::string::npos) return 3;
+    return outcome.sentence.find(": RLIMIT_NOFILE of pid ") != std::string::npos ? 0 : 4;
   });
   CHECK(run.wait() == 0);
 }

@@ -511,7 +511,7 @@ TEST_CASE("release --group UID:GROUP is a group of the caller, and another user'
   const std::string own = std::to_string(::getuid()), other = std::to_string(::getuid() + 1);
   const Ended refused = world.tool({"release", "--group", other + ":g"});
   CHECK(refused.status == 2);
-  CHECK_MESSAGE(has(refused.err, "@ID"), refused.err);
+  CHECK_MESSAGE(has(refused.err, "@ID, which root sees by `shmbroker list --groups --all-groups`"), refused.err);
   CHECK(world.tool({"release", "--group", own + ":nobody-has-it"}).status == 5);
   CHECK(world.tool({"inspect", own + ":g/a"}).status == 0);
   CHECK(world.tool({"release", "--group", own + ":g"}).status == 0);

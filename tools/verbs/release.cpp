@@ -124,7 +124,10 @@ int release_group(const ReleaseOptions& options, const Session& session) {
   const std::uint64_t id = names::group_id(address->group).value_or(0);
   if (id == 0 && address->owner_uid && *address->owner_uid != session.info().uid)
     return fail(
-        {Status::invalid, 0, {}, "a group of another user is named by its @ID, which `shmbroker list --groups` shows"});
+        {Status::invalid,
+         0,
+         {},
+         "a group of another user is named by its @ID, which root sees by `shmbroker list --groups --all-groups`"});
   shmb_group_ending ending{};
   shmb_error failure{};
   const std::uint32_t flags = SHMB_END_RELEASE_KEPT | (options.end ? 0U : unsigned{SHMB_END_KEPT_ONLY});

@@ -476,7 +476,7 @@ TEST_CASE("an absent object and another user's get the same answer: its name, an
   CHECK(asker.attach_id({4711, 1, 0}).error.sentence ==
         like(by_id, " " + std::to_string(hidden.ref().id) + ",", " 4711,"));
   CHECK(asker.join("there", 0, 1000).error().sentence ==
-        "no group '1000:there', or not for this caller; `shmbroker list --groups` shows what there is");
+        "no group '1000:there', or not for this caller; `shmbroker list --groups --all-groups` shows what there is");
   const std::string ended = asker.end_group(group).error().sentence;
   CHECK(asker.end_group(4711).error().sentence == like(ended, "@" + std::to_string(group), "@4711"));
   // In the asker's own group, before and after there is one.
