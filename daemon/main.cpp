@@ -138,6 +138,9 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   if (std::string none = no_sandbox(); !none.empty()) lowered.losses.push_back(std::move(none));
   facts.losses = lowered.losses;
   facts.losses.insert(facts.losses.end(), kernel().losses.begin(), kernel().losses.end());
+  if (life && life->before > 0)
+    facts.losses.push_back("sessions of the brokers before: keepers have started this one, number " +
+                           std::to_string(life->before + 1) + ", after the last one " + life->last);
   facts.version = "shmbrokerd " SHMB_VERSION;
   facts.kernel = kernel().release;
   facts.features = feature_bits(kernel(), chosen.io_uring);
@@ -259,6 +262,10 @@ Result<int> serve(Options options, ServiceManager& manager) {
     fault::begin_life(life->before);
   }
   if (!no_keepers.empty()) place.lowered.losses.push_back(std::move(no_keepers));
+  // A broker cannot ask for the settings of its unit, and without these its start is not heard of.
+  if (life && manager.notified())
+    place.lowered.losses.push_back(
+        "no look at the unit: with keepers it needs NotifyAccess=all, ExitType=cgroup and OOMPolicy=continue");
   if (!life) return serve(options, manager, place, life, 0);
 
   keep::Leftovers left(known);
