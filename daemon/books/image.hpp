@@ -3,7 +3,7 @@
 // journal. Store writes such an image, and the reader of it may be another process of another version.
 //
 //   0      Head: version, and where each table and the journal begin
-//   2048   Words: `committed` and `applied`, the numbers of transactions
+//   2048   Words: `committed` and `applied`, the numbers of transactions, and `behind`
 //   4096   tables of fixed records, then the journal
 //
 // A transaction is written into the journal first: JournalHead, then its entries. Then its number is stored into
@@ -14,6 +14,10 @@
 //   never committed. A reader ignores it.
 // - `committed` is one more than `applied`: some entries may be in their places, wholly or in part. A reader puts all
 //   into their places again, and gets the state that the writer would have left.
+//
+// Where the kernel has no memory for a commit, the writer goes on without it: `behind` is 1 from then on, until a
+// commit brings the tables up to date. It becomes 0 between `committed` and `applied`. So it is right for a reader that
+// finds these two equal, and a reader that puts entries into their places sets it to 0.
 //
 // Checksums find bugs and damage. No reader needs them to tell apart the states that a kill leaves.
 #pragma once
@@ -51,6 +55,7 @@ static_assert(sizeof(Head) <= kWordsAt);
 
 struct Words {
   std::uint64_t committed = 0, applied = 0;
+  std::uint64_t behind = 0;  // 1: what has left the broker since then is not in the tables
 };
 
 struct JournalHead {

@@ -194,6 +194,7 @@ Result<Reader> Reader::open(std::span<std::byte> memory) {
       const TableHead& table = head.tables[number - 1];
       return memory.data() + table.offset + std::uint64_t{place} * table.size;
     });
+    publish(words.behind, 0);
     publish(words.applied, committed);
   }
   return Reader(memory);
@@ -207,6 +208,11 @@ std::vector<std::string> Reader::problems() const {
     if (out.size() < kProblemsTold) out.push_back(std::move(sentence));
     else ++more;
   };
+  const auto& words = *reinterpret_cast<const Words*>(memory_.data() + kWordsAt);
+  if (const std::uint64_t behind = load(words.behind); behind == 1)
+    tell("there was no memory for what the broker has done since transaction " + number(load(words.committed)) +
+         ": replies and events have left that the records do not show");
+  else if (behind != 0) tell("the word `behind` is " + number(behind) + ", neither 0 nor 1");
   std::array<std::set<std::uint64_t>, kMostKinds> ids;
   std::map<std::int32_t, std::string> descriptors;
   std::array<std::uint32_t, kMostKinds> counted{};

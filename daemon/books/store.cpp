@@ -61,7 +61,7 @@ bool Store::give_memory(Mapping& part, std::uint64_t part_at, std::uint64_t most
       auto mapped = Mapping::map(fd_.get(), part_at, wanted, Access::read_write);
       if (!mapped) return false;
       part = std::move(*mapped);
-      // Pages of 2 MiB would make the tables large. A core of the broker must not show the secrets.
+      // Pages of 2 MiB would make the tables large, and a core of the broker too.
       (void)sys::madvise(part.data(), part.size(), MADV_NOHUGEPAGE);
       (void)sys::madvise(part.data(), part.size(), MADV_DONTDUMP);
     }
@@ -89,6 +89,7 @@ Head Store::head_for(std::uint64_t epoch, const std::array<std::uint32_t, kMostK
 Result<Store> Store::make(const Shape& shape) {
   Store store;
   store.of_request_ = shape.of_request;
+  store.capacity_ = shape.capacity;
   std::array<std::uint32_t, kMostKinds> places{};
   // A transaction holds each record once at most: put or erased. Those that it erases may be other ones.
   std::uint64_t journal = sizeof(JournalHead);
@@ -102,7 +103,7 @@ Result<Store> Store::make(const Shape& shape) {
   store.fd_ = std::move(fd);
   if (!store.give_memory(store.first_, 0, kTablesAt, 0, kTablesAt) || !store.places_room(TotalsRecord::kNumber, 1) ||
       !store.ready())
-    return error(Status::no_memory, "no memory for the books: some 300 KiB at the start");
+    return error(Status::no_memory, "no memory for the books: they need some 500 KiB at the start");
   std::memcpy(store.first_.data(), &store.head_, sizeof store.head_);
   store.totals.id = 1;
   store.totals.high[TotalsRecord::kNumber - 1] = store.totals.count[TotalsRecord::kNumber - 1] = 1;
@@ -125,9 +126,10 @@ bool Store::places_room(std::uint32_t number, std::uint32_t wanted) {
   const std::size_t left = table.free + (table.ready - table.high);
   if (left >= wanted) return true;
   // A whole request's more, so that not each request asks the kernel. And an eighth, so that many records do not ask
-  // often.
+  // often. The kernel gives whole pages, so all of the last one is used.
   const std::uint64_t more = std::max<std::uint64_t>({of_request(number), wanted - left, table.ready / 8});
-  const auto ready = static_cast<std::uint32_t>(std::min<std::uint64_t>(head.capacity, table.ready + more));
+  const std::uint64_t places = round_up((table.ready + more) * head.size) / head.size;
+  const auto ready = static_cast<std::uint32_t>(std::min<std::uint64_t>(head.capacity, places));
   if (ready - table.ready < wanted - left ||
       !give_memory(table.memory, head.offset, std::uint64_t{head.capacity} * head.size,
                    std::uint64_t{table.ready} * head.size, std::uint64_t{ready - table.ready} * head.size))
@@ -237,21 +239,22 @@ bool Store::commit() {
     totals.high[number - 1] = table.high;
     totals.count[number - 1] = table.used + table.added - table.erased();
   });
-  // The numbers of records behind that are the same where no table changed.
-  static_assert(offsetof(TotalsRecord, count) + sizeof totals.count == offsetof(TotalsRecord, check),
-                "a field behind `count` must be compared here too");
-  const bool same =
-      counts_ == 0 && totals_place_ != kNowhere &&
-      std::memcmp(record_at(TotalsRecord::kNumber, totals_place_), &totals, offsetof(TotalsRecord, high)) == 0;
-  if (!same) totals_place_ = put(TotalsRecord::kNumber, totals_place_, reinterpret_cast<std::byte*>(&totals));
-  if (short_) return false;
-  if (written_ == 0) return true;
+  totals_place_ = put(TotalsRecord::kNumber, totals_place_, reinterpret_cast<std::byte*>(&totals));
+  if (short_) {
+    publish(words().behind, 1);
+    return false;
+  }
+  if (written_ == 0) {
+    publish(words().behind, 0);
+    return true;
+  }
   const std::uint64_t transaction = words().committed + 1;
   JournalHead journal{transaction, written_, 0};
   journal.check = check_of(journal, kMagic);
   std::memcpy(journal_.data(), &journal, sizeof journal);
   publish(words().committed, transaction);  // this store is the commit
   apply_journal(journal_.data(), head_, [this](auto number, auto place) { return record_at(number, place); });
+  publish(words().behind, 0);
   publish(words().applied, transaction);
   each_bit(counts_, [&](std::uint32_t number) {
     Table& table = tables_[number - 1];
@@ -272,16 +275,16 @@ void Store::shrink_journal() {
   if (sys::madvise(journal_.data() + keep, round_up(journal_ready_) - keep, MADV_REMOVE)) journal_ready_ = keep;
 }
 
-std::uint64_t Store::copy_bytes() const {
+Head Store::head_of_copy() const {
   std::array<std::uint32_t, kMostKinds> places{};
   for (std::size_t i = 0; i < tables_.size(); ++i) places[i] = std::max(std::uint32_t{1}, tables_[i].high);
-  return head_for(head_.epoch, places, sizeof(JournalHead)).bytes;
+  return head_for(head_.epoch, places, sizeof(JournalHead));
 }
 
+std::uint64_t Store::copy_bytes() const { return head_of_copy().bytes; }
+
 Result<Fd> Store::copy() const {
-  std::array<std::uint32_t, kMostKinds> places{};
-  for (std::size_t i = 0; i < tables_.size(); ++i) places[i] = std::max(std::uint32_t{1}, tables_[i].high);
-  const Head head = head_for(head_.epoch, places, sizeof(JournalHead));
+  const Head head = head_of_copy();
   SHMB_TRY(fd, make_file("shm:books.copy", head.bytes, true));
   {
     auto mapped = Mapping::map(fd.get(), 0, head.bytes, Access::read_write);
@@ -304,7 +307,7 @@ Result<Fd> Store::copy() const {
       }
     }
   }
-  if (auto sealed = sys::add_seals(fd.get(), F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_WRITE | F_SEAL_SEAL); !sealed)
+  if (auto sealed = sys::add_seals(fd.get(), F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL); !sealed)
     return system_failure(sealed.error(), "sealing a copy of the books");
   return std::move(fd);
 }

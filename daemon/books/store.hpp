@@ -40,8 +40,8 @@ class Store {
   // Whether there is memory for the records that one request can add, and for those that the last commit could not
   // write. Asks the kernel for more if there is too little.
   bool ready();
-  // The last commit got no memory, so the records are older than the objects.
-  bool behind() const { return short_; }
+  // A commit did not get its memory, and none has come since. So the records are older than the objects.
+  bool behind() const { return load(words().behind) != 0; }
 
   // The numbers of the next commit that are not counts of records.
   TotalsRecord totals;
@@ -75,17 +75,24 @@ class Store {
   // All records of a kind, by value.
   template <class Record, class Body>
   void each(Body body) const {
-    for (std::uint32_t place = 0; place < tables_[Record::kNumber - 1].high; ++place)
-      if (id_of(record_at(Record::kNumber, place)) != 0) body(at<Record>(place));
+    each(Record::kNumber, [&](std::uint32_t place, const std::byte*) { body(at<Record>(place)); });
+  }
+  // The same for a kind that is known by its number, with the place of each.
+  template <class Body>
+  void each(std::uint32_t number, Body body) const {
+    for (std::uint32_t place = 0; place < tables_[number - 1].high; ++place)
+      if (const std::byte* const record = record_at(number, place); id_of(record) != 0) body(place, record);
   }
   std::uint64_t transactions() const { return load(words().committed); }
 
-  // An image of the same records with zeros for all secrets, in a sealed memory file.
+  // An image of the same records with zeros for all secrets, in a memory file that is sealed against writing and
+  // growing.
   Result<Fd> copy() const;
   std::uint64_t copy_bytes() const;
 
   int descriptor() const { return fd_.get(); }
   std::uint64_t bytes() const { return head_.bytes; }
+  std::uint32_t capacity() const { return capacity_; }  // records of each kind
 
  private:
   struct Table {
@@ -111,6 +118,7 @@ class Store {
   static void each_bit(std::uint32_t bits, Body body) {
     for (; bits != 0; bits &= bits - 1) body(static_cast<std::uint32_t>(std::countr_zero(bits)) + 1);
   }
+  Head head_of_copy() const;
   bool journal_for_request();
   void run_short();
   std::uint32_t put(std::uint32_t number, std::uint32_t place, std::byte* record);
@@ -131,7 +139,7 @@ class Store {
     return kRecordKinds[number - 1].batched ? of_request_ : std::min(of_request_, std::uint32_t{8});
   }
 
-  std::uint32_t of_request_ = 0;
+  std::uint32_t of_request_ = 0, capacity_ = 0;
   Fd fd_;
   Mapping first_, journal_;  // head and words; the journal
   Head head_;                // the image's own is never read

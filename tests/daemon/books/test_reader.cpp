@@ -134,7 +134,8 @@ TEST_CASE("a reader makes a clear report of each flipped bit of a journal that i
     CHECK(found.refused != "");
     reported += !found.refused.empty();
   }
-  for (std::size_t bit = kWordsAt * 8; bit < (kWordsAt + sizeof(Words)) * 8; ++bit) {
+  // What `behind` says is over with that commit.
+  for (std::size_t bit = kWordsAt * 8; bit < (kWordsAt + offsetof(Words, behind)) * 8; ++bit) {
     auto fresh = left;
     fresh[bit / 8] ^= std::byte{1} << (bit % 8);
     const Found found = read(fresh);

@@ -178,40 +178,63 @@ TEST_CASE("a copy has no secrets, and cannot be changed") {
   CHECK(read(bytes).text == text_of(books.store));
   CHECK(read(bytes).problems.empty());
   CHECK_FALSE(Mapping::map(copied->get(), 0, 4096, Access::read_write));
-  CHECK_FALSE(sys::truncate(copied->get(), 4096));
+  CHECK_FALSE(sys::truncate(copied->get(), books.store.copy_bytes() + 4096));
 }
 
 TEST_CASE("without memory a commit changes nothing, and there is room for all of it when the kernel gives some again") {
-  Books books;
+  Books books(1000);
   const std::string before = text_of(books.store);
-  std::array<std::uint32_t, 6> places;
+  constexpr std::size_t kMany = 200;  // the last page of a table has places for fewer
+  std::array<std::uint32_t, kMany + 3> places;
   places.fill(kNowhere);
   const auto change = [&](std::size_t count) {
     books.store.begin();
-    for (std::uint64_t i = 0; i < count; ++i) books.store.put(places[i], region(20 + i));
+    for (std::uint64_t i = 0; i < count; ++i) {
+      RegionRecord one = region(20 + i);
+      one.memory = static_cast<std::int32_t>(1000 + i);
+      books.store.put(places[i], one);
+    }
     books.store.put(books.maker, session(1));
-    books.store.totals.last_region = 30;
+    books.store.totals.last_region = 300;
     return books.store.commit();
   };
+  const auto problems = [&] {
+    auto bytes = bytes_of(books.store);
+    const Found found = read(bytes);
+    CHECK(found.text == before);
+    return found.problems;
+  };
   books.store.erase<NameRecord>(books.called);
+  CHECK(problems().empty());
   {
     harness::Injected broken(fault::Call::madvise, ENOMEM, 1, -1);
-    // More than the memory that is there: places for 3 at least are.
-    CHECK_FALSE(change(3));
+    CHECK_FALSE(change(kMany));
     CHECK(books.store.behind());
     CHECK_FALSE(books.store.ready());
-    CHECK_FALSE(change(3));
+    // A reader hears that something has left the broker which is not there.
+    REQUIRE(problems().size() == 1);
+    CHECK(problems().front().starts_with("there was no memory for what the broker has done since transaction 1: "));
+    CHECK_FALSE(change(kMany));
     CHECK_FALSE(books.store.ready());
-    CHECK(text_of(books.store) == before);
+    CHECK(problems().size() == 1);
   }
   CHECK(books.store.ready());
-  CHECK_FALSE(books.store.behind());
+  CHECK(books.store.behind());  // until the commit
   // What failed and the next request's records need nothing more from the kernel.
   harness::Injected broken(fault::Call::madvise, ENOMEM, 1, -1);
-  CHECK(change(6));
+  CHECK(change(kMany + 3));
+  CHECK_FALSE(books.store.behind());
   const std::string after = text_of(books.store);
-  for (int i = 20; i < 26; ++i) CHECK(after.find("region id=" + std::to_string(i)) != after.npos);
+  for (std::size_t i = 0; i < kMany + 3; ++i) CHECK(after.find("region id=" + std::to_string(20 + i)) != after.npos);
   CHECK(after.find("name id=7") == after.npos);
+}
+
+TEST_CASE("a number that was given out is in the books after a commit that changes nothing else") {
+  Books books;
+  books.store.begin();
+  books.store.totals.last_reference = 10;
+  CHECK(books.store.commit());
+  CHECK(text_of(books.store).find(" last_reference=10 ") != std::string::npos);
 }
 
 TEST_CASE("a commit asks the kernel for what it lacks, even if no request asked for room") {
