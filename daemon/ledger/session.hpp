@@ -63,7 +63,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   Link* link;          // nullptr: disconnected or ended
   std::uint32_t uid, pid;
   bool admin, has_pidfd;
-  int pidfd;  // its number in the transport's hands; with has_pidfd
+  int pidfd;  // its number in the transport's hands; -1: none, or HELLO has yet to confirm whose it is
   Phase phase = Phase::silent;
   bool process_gone = false;       // pidfd readable: an heir holds the socket
   bool takes_descriptors = false;  // asked for in HELLO (law 8)

@@ -2,6 +2,8 @@
 // See compare_books.hpp.
 #include "daemon/serve/compare_books.hpp"
 
+#include <fcntl.h>
+
 #include <cstring>
 #include <functional>
 #include <map>
@@ -193,6 +195,27 @@ void compare_sums(Ledger& ledger, const Tell& tell) {
   }
 }
 
+// Objects and records say the same of a number that was closed elsewhere, so the kernel is asked. A number that two
+// records name is closed, too: the second one got it from the kernel.
+void compare_descriptors(const books::Store& store, const Tell& tell) {
+  std::map<std::int32_t, std::string> owners;
+  for (std::uint32_t number = 1; number <= books::kRecordKinds.size(); ++number) {
+    const books::RecordKind& kind = books::kRecordKinds[number - 1];
+    store.each(number, [&](std::uint32_t, const std::byte* record) {
+      for (const books::Field& field : kind.fields) {
+        if (field.type != books::Type::descriptor) continue;
+        std::int32_t fd = -1;
+        std::memcpy(&fd, record + field.offset, sizeof fd);
+        if (fd < 0) continue;
+        const std::string who = std::string(kind.name) + " " + std::to_string(books::id_of(record)) + ": " +
+                                std::string(field.name) + " " + std::to_string(fd);
+        if (::fcntl(fd, F_GETFL) < 0) tell(who + " is closed");
+        if (const auto [at, fresh] = owners.try_emplace(fd, who); !fresh) tell(who + " is that of " + at->second);
+      }
+    });
+  }
+}
+
 }  // namespace
 
 void compare_books(Ledger& ledger) {
@@ -204,6 +227,7 @@ void compare_books(Ledger& ledger) {
   const Tell tell = [&](const std::string& text) { ledger.host.own_bug("own bug: " + text); };
   compare_records(ledger, tell);
   compare_sums(ledger, tell);
+  compare_descriptors(ledger.host.books.store, tell);
 }
 
 }  // namespace shmb::daemon

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares the books with the objects, in brokers of tests. A change that was not noted fails the first test that makes
 // it. The sums of the accounts are made once more from the records alone: a broker that begins from the books has no
-// other source for them.
+// other source for them. Each number of a descriptor must be open, and that of one owner alone.
 #pragma once
 
 namespace shmb::daemon {

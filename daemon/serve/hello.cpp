@@ -94,6 +94,7 @@ void serve_hello(const Request& request) {
   }
   // Without a start time (a client without /proc) an uncertain pidfd is useless, and is never watched.
   if (session.has_pidfd && !session.link->confirm_start_time(hello->start_time)) session.has_pidfd = false;
+  session.pidfd = session.link->descriptors_held().pidfd;
   auto secret = Secret::draw();
   if (!secret) return request.fail(system_failure(secret.error(), "drawing a fork secret").error());
   session.fork_secret = *secret;

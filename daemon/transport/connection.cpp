@@ -82,6 +82,12 @@ Connection::~Connection() {
 
 bool Connection::start() {
   if (!transport_.engine().add(socket_.get(), *this, process_)) return false;
+  // An uncertain pidfd may be somebody else's: it is watched only once HELLO has confirmed it. `connected` books one
+  // that is watched.
+  if (identity_.pidfd_is_certain && !transport_.engine().watch(identity_.pidfd.get(), death_, &process_)) {
+    identity_.pidfd.reset();
+    identity_.facts.has_pidfd = false;
+  }
   session_ = transport_.books().connected(*this);
   if (session_ == nullptr) return false;
   // Before Linux 6.16 any peer can send descriptors. A user with too many of them to close is not read until there are
@@ -91,11 +97,6 @@ bool Connection::start() {
   if (ending_ != Ending::none) {  // dropped from inside `connected`
     end(std::exchange(ending_, Ending::none));
     return true;
-  }
-  // An uncertain pidfd may be somebody else's: it is watched only once HELLO has confirmed it.
-  if (identity_.pidfd_is_certain && !transport_.engine().watch(identity_.pidfd.get(), death_, &process_)) {
-    identity_.pidfd.reset();
-    identity_.facts.has_pidfd = false;
   }
   await_hello();
   go_on();

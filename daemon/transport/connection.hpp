@@ -51,7 +51,9 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   bool start();
 
   const Peer& peer() const override { return identity_.facts; }
-  Held descriptors_held() const override { return {socket_.get(), identity_.pidfd.get()}; }
+  Held descriptors_held() const override {
+    return {socket_.get(), identity_.pidfd_is_certain ? identity_.pidfd.get() : -1};
+  }
   void reply(wire::Bytes packet, std::span<const int> fds) override;
   void hold() override { waiting_ = serving_ && !replied_; }
   void serve_again() override;

@@ -31,7 +31,7 @@ struct Peer {
 class Link {
  public:
   virtual const Peer& peer() const = 0;
-  // The numbers of its descriptors in the broker's table; -1: none.
+  // The numbers of its descriptors in the broker's table; -1: none, or a pidfd that HELLO has yet to confirm.
   struct Held {
     int socket = -1, pidfd = -1;
   };
