@@ -242,7 +242,9 @@ Outbox::Sent Outbox::reply(wire::Bytes packet, std::span<const int> fds, std::in
   return Sent::kept;
 }
 
-// A peer that reads gets its events, however much others of its user leave unread: only queued events are bounded.
+// A peer that reads gets its events, however much others of its user leave unread: only queued events are bounded. An
+// event that can go at once is sent after the commit. If the kernel has no room then, it stays beyond the bounds: one
+// packet for each session.
 void Outbox::event(wire::Bytes packet) {
   const bool goes = events_.empty() && lost_events_ == 0 && may_send_event();
   // Once some events are lost, all are lost until the peer has the gap. So the peer never misses an event without a
@@ -290,8 +292,8 @@ bool Outbox::send_event(wire::Bytes packet) {
 }
 
 void Outbox::send_events() {
-  if (!has_events() || !may_send_event()) return;
   first_goes_ = false;
+  if (!has_events() || !may_send_event()) return;
   if (!events_.empty()) {
     if (send_event(events_.front())) drop_event();
     return;
