@@ -108,15 +108,6 @@ bool PerUidCloser::close(std::uint32_t uid, std::vector<Fd>& fds) {
   return true;
 }
 
-void PerUidCloser::close_held() {
-  for (auto& [uid, fd] : held_) {
-    std::vector<Fd> one;
-    one.push_back(std::move(fd));
-    (void)close(uid, one);  // closed here where no thread can be started
-  }
-  held_.clear();
-}
-
 std::size_t PerUidCloser::waiting(std::uint32_t uid) const {
   const auto at = of_.find(uid);
   return at == of_.end() ? 0 : at->second.waiting();

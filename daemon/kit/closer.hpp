@@ -63,16 +63,12 @@ class PerUidCloser {
  public:
   ~PerUidCloser();
   bool close(std::uint32_t uid, std::vector<Fd>& fds);  // now, as it was never in the books; false: as Closer::close()
-  void hold(std::uint32_t uid, Fd fd) { held_.emplace_back(uid, std::move(fd)); }  // until `go`
-  void go() {
-    if (!held_.empty()) close_held();
-  }
+  void hold(std::uint32_t uid, Fd fd) { held_.emplace_back(uid, std::move(fd)); }
+  std::vector<std::pair<std::uint32_t, Fd>> take_held() { return std::exchange(held_, {}); }
   std::size_t waiting(std::uint32_t uid) const;  // descriptors whose close has not returned
   std::size_t waiting() const;                   // of all users
 
  private:
-  void close_held();
-
   std::map<std::uint32_t, Closer> of_;
   std::vector<std::pair<std::uint32_t, Fd>> held_;
 };

@@ -43,6 +43,7 @@ struct BrokerFacts {
   std::function<std::optional<std::uint64_t>()>
       memory_stall;                       // us that processes stalled for memory; empty: the kernel is asked
   std::int64_t tick_at_most = INT64_MAX;  // ns of due timers in one tick; the others wait for the next
+  std::uint64_t books_copied = std::uint64_t{64} << 20;  // bytes of the largest copy of the books
   // After so many calls from the transport records and objects are compared; a difference is logged as a bug. 0: never.
   std::uint32_t compare_books = 0;
 };

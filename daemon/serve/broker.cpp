@@ -18,7 +18,9 @@
 namespace shmb::daemon {
 namespace {
 
-// One call from the transport. At its end all its changes are in the books.
+// One call from the transport. At its end all its changes are in the books. A turn may be within another one: what
+// has come from a helper thread lets a request go on that waited for it. The end of the inner one then commits what the
+// outer one has done so far, which is one whole result after the other.
 class Turn {
  public:
   explicit Turn(Ledger& ledger) : ledger_(ledger) { ledger_.begin_turn(); }
@@ -217,6 +219,9 @@ Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFa
     if (auto drawn = sys::random_bytes(std::as_writable_bytes(std::span(&facts.epoch, 1))); !drawn)
       return system_failure(drawn.error(), "drawing the epoch");
   SHMB_TRY(store, make_store(facts));
+  if (const std::uint32_t places = store.capacity(); places < books::Store::Shape{}.capacity)
+    facts.losses.push_back("RLIMIT_FSIZE leaves room for " + std::to_string(places) +
+                           " objects of each kind: raise that limit if more are needed");
   auto broker = std::make_unique<Broker>(config, std::move(facts), *key, std::move(store));
   if (auto ready = broker->prepare(); !ready) return system_failure(ready.error(), "eventfd of the closing thread");
   return broker;

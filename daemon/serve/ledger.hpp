@@ -30,6 +30,7 @@
 #include "daemon/ledger/watches.hpp"
 #include "daemon/pools/pools.hpp"
 #include "daemon/remote/worlds.hpp"
+#include "daemon/serve/books_copy.hpp"
 #include "daemon/serve/memory_pressure.hpp"
 
 namespace shmb::daemon {
@@ -66,6 +67,7 @@ class Ledger {
   Worlds worlds{host, accounts, groups, pools};
   Gpu gpu{host, accounts, groups, regions, sessions};
   Reply reply;
+  BooksCopy books_copy{accounts};
 
  private:
   std::int64_t told_low_ = 0;

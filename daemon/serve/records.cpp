@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See records.hpp. BOOKS hands a copy of them to a client that may see everything.
+// See records.hpp.
 #include "daemon/serve/records.hpp"
 
 #include <algorithm>
@@ -411,7 +411,7 @@ static void commit(Ledger& ledger) {
   Books& all = ledger.host.books;
   books::Store& store = all.store;
   store.begin();
-  if (all.noted == 0 && !store.has_erased()) return;
+  if (all.noted == 0 && !store.has_erased() && !store.behind()) return;
   all.each_kind([&](const auto& changed) { changed.each([&](auto& item) { put(store, item); }); });
   store.totals.last_session = ledger.sessions.last_id;
   store.totals.last_region = ledger.regions.last_id;
@@ -433,24 +433,8 @@ static void commit(Ledger& ledger) {
 void write_books(Ledger& ledger) {
   commit(ledger);
   ledger.regions.closer.go();
-  ledger.accounts.client_files.go();
-}
-
-void serve_books(const Request& request) {
-  Ledger& ledger = request.ledger;
-  if (!request.read<shmbw_books>()) return;
-  if (!request.packet.rest.empty()) return request.refuse_struct(Status::invalid);
-  if (!request.session.admin && !ledger.host.private_mode())
-    return request.fail(Status::denied,
-                        "the books hold all users' sessions and regions: ask by the admin socket, as root does");
-  if (const auto full = ledger.accounts.descriptor_shortage(request.session.uid, 1, request.session.admin))
-    return request.fail(refuse_descriptors(ledger.host, *full));
-  const books::Store& store = ledger.host.books.store;
-  auto copy = store.copy();
-  if (!copy) return request.fail(copy.error());
-  ledger.reply.fds.push_back(copy->get());
-  ledger.reply.owned.push_back(std::move(*copy));
-  request.answer(shmbw_books_reply{store.copy_bytes(), books::kMajor, books::kMinor});
+  for (auto& [uid, file] : ledger.accounts.client_files.take_held())
+    (void)close_elsewhere(ledger.accounts, uid, std::move(file));
 }
 
 }  // namespace shmb::daemon

@@ -47,6 +47,7 @@ void end_session(Ledger& ledger, Session& session) {
   if (session.phase == Phase::ended) return;
   forget_lanes_in_making(ledger.pools, session);
   session.batch.reset();
+  ledger.books_copy.end(session);
   // A process that only closed its socket still maps its pools. Its places there end with the process.
   if (!session.has_pidfd || session.process_gone) end_participations(ledger.pools, session);
   Tally tally;

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // `shmbroker status`: which broker answers, how it was found, what it runs on and which features it lacks (law 12).
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "base/mapping.hpp"
 #include "base/result.hpp"
+#include "base/sys_memory.hpp"
 #include "base/text.hpp"
 #include "daemon/books/reader.hpp"
 #include "spawn/ranks/tree.hpp"
@@ -101,16 +106,34 @@ std::string status_text(const Common& common, const Viewer& viewer, const Broker
   return label_lines(lines);
 }
 
+// The broker empties the copy when somebody asks for the next one. A mapping of it would then be a signal.
+Result<std::vector<std::byte>> bytes_of(const client::BrokerBooks& books) {
+  auto facts = sys::file_facts(books.memory.get());
+  if (!facts) return system_failure(facts.error(), "fstat of the copy of the broker's books");
+  std::vector<std::byte> bytes(std::min(books.record.bytes, facts->size));
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t got = ::pread(books.memory.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return system_failure(Errno{errno}, "reading the copy of the broker's books");
+    if (got == 0) break;
+    done += static_cast<std::size_t>(got);
+  }
+  if (done == books.record.bytes) return bytes;
+  return error(Status::busy, "the copy of the broker's books has " + number(done) + " of " +
+                                 number(books.record.bytes) +
+                                 " bytes: somebody has asked for the next one, so ask again");
+}
+
 // The books as the broker would leave them now. Exit status 6: something in them is damaged or contradicts itself.
 int run_state(const Common& common) {
   auto viewer = Viewer::connect_for(common, true);
   if (!viewer) return fail(viewer.error());
   auto books = client::broker_books(viewer->session(), viewer->deadline());
   if (!books) return fail(books.error());
-  auto map = Mapping::map(books->memory.get(), 0, books->record.bytes, Access::read);
-  if (!map) return fail(system_failure(map.error(), "mapping the copy of the broker's books").error());
-  std::vector<std::byte> bytes(map->data(), map->data() + map->size());
-  auto reader = daemon::books::Reader::open(bytes);
+  auto bytes = bytes_of(*books);
+  if (!bytes) return fail(bytes.error());
+  auto reader = daemon::books::Reader::open(*bytes);
   if (!reader) return fail(reader.error());
   const std::vector<std::string> problems = reader->problems();
   std::string text = reader->text();
