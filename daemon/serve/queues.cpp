@@ -15,6 +15,7 @@ void serve_queue_open(const Request& request) {
   if (!place) return request.fail(place.error());
   if (!make_lane_ready(request.session, *place->pool, place->index, *wish, *name)) return request.yield();
   auto opened = open_queue(request.ledger.pools, *place->pool, place->index, *wish, *name);
+  place->pool->making = {};  // also of an open that was refused: others wait for it
   if (!opened) return request.fail(opened.error());
   request.answer(shmbw_queue_open_reply{opened->queue, opened->serial, opened->lane, opened->lane_serial});
 }

@@ -105,6 +105,14 @@ TEST_CASE("tables that are full name the pool, the table and what would help") {
   CHECK(queue_open(scene.writer, scene.id, "c", {kMpmc, kReader}).error().shortage.slot == SHMBW_SLOT_QUEUES);
 }
 
+TEST_CASE("an open that is refused for want of a lane does not keep another session's open waiting") {
+  Scene scene({.lanes = 1});
+  opened(queue_open(scene.writer, scene.id, "a", {kMpmc, kWriter}));
+  CHECK(queue_open(scene.writer, scene.id, "b", {kMpmc, kWriter}).status() == Status::limit);
+  CHECK(queue_open(scene.reader, scene.id, "c", {kMpmc, kWriter}).status() == Status::limit);
+  opened(queue_open(scene.reader, scene.id, "a", {kMpmc, kReader}));
+}
+
 TEST_CASE("a dead writer's message keeps its slot and its index until the reader is through") {
   Scene scene;
   opened(queue_open(scene.writer, scene.id, "q", {kSpsc, kWriter}));
