@@ -38,7 +38,6 @@ namespace shmb::daemon {
 
 using pool::Broken;
 using pool::ParticipantState;
-using pool::Stamp;
 
 namespace {
 
@@ -53,9 +52,9 @@ struct Area {
   Mapping map;
 };
 
-// F_SEAL_FUTURE_WRITE leaves the existing mapping writable. So the broker alone writes the directory, and may believe
-// it. Mode 0400 alone would not do: root in a container without a user namespace has CAP_DAC_OVERRIDE, opens
-// /proc/self/fd/N for writing, and could send the broker's own stores anywhere.
+// F_SEAL_FUTURE_WRITE leaves the existing mapping writable. So the broker alone writes the directory, and participants
+// may believe it. Mode 0400 alone would not do: root in a container without a user namespace has CAP_DAC_OVERRIDE, and
+// opens /proc/self/fd/N for writing. The broker itself never reads it (pool_tables.hpp).
 Result<Area> make_area(const char* label, std::uint64_t bytes, bool no_exec, int seals) {
   SHMB_TRY(fd, make_memory({label, bytes, no_exec, false}));
   auto map = Mapping::map(fd.get(), 0, bytes, Access::read_write);
@@ -94,8 +93,7 @@ void set_stamp(Pool& pool, std::uint32_t index, ParticipantState state) {
   Participant& who = pool.participants[index];
   who.state = state;
   changed(who);
-  const Stamp stamp{who.life, static_cast<std::uint8_t>(state)};
-  pool.view.participant(index).stamp.store(stamp.word(), std::memory_order_seq_cst);
+  pool.show_participant(index, who.life, state);
 }
 
 Result<void> may_join(const Session& session, const Pool* pool) {
@@ -144,9 +142,10 @@ void part(Pools& pools, Pool& pool, std::uint32_t index, ParticipantState as) {
   who.session = nullptr;
   who.state = as;
   changed(who);
-  pool.view.header().doorbells.fetch_and(~(std::uint64_t{1} << index), std::memory_order_release);
+  pool.doorbells &= ~(std::uint64_t{1} << index);
+  pool.show_doorbells();
   close_doorbell(pools, who);
-  who.repair = std::make_unique<Repair>(pool.view, index, as);
+  who.repair = std::make_unique<Repair>(pool, index, who.life, as);
   who.repair->run(0, sys::now_monotonic(), pool);
   drop_ends(pool, index, as == ParticipantState::dead);
   if (as == ParticipantState::dead) ++pool.deaths;
@@ -182,7 +181,7 @@ bool close_areas_elsewhere(Pools& pools, Pool& pool) {
 
 void destroy(Pools& pools, Pool& pool) {
   Group& group = *pool.group;
-  if (pool.broken() == Broken::no) break_pool(pool, Broken::broker_ended);  // for processes that still map it
+  if (pool.broken == Broken::no) break_pool(pool, Broken::broker_ended);  // for processes that still map it
   drop_lanes(pools, pool);
   Books& books = pools.host.books;
   for (Segment& segment : pool.segments) {
@@ -214,14 +213,15 @@ Pool::Pool(Pools& owner, std::uint64_t number, Group& of) : pools(owner), id(num
 }
 
 static void store_broken(Pool& pool, Broken why) {
-  pool.view.header().broken.store(static_cast<std::uint32_t>(why), std::memory_order_seq_cst);
+  pool.broken = why;
+  pool.show_broken();
   pool_changed(pool);
 }
 
 // Also at the end of the broker: sleepers must learn that repair has ended. Nothing is written down any more.
 Pool::~Pool() {
   for (Participant& who : participants) who.session = nullptr;
-  if (view && broken() == Broken::no) store_broken(*this, Broken::broker_ended);
+  if (view && broken == Broken::no) store_broken(*this, Broken::broker_ended);
 }
 
 void changed(Pool& pool) { pool.pools.host.books.pools.note(pool); }
@@ -257,7 +257,7 @@ void Pool::wake_peers() {
 }
 
 void pool_changed(Pool& pool) {
-  pool.view.header().change.fetch_add(1, std::memory_order_seq_cst);
+  pool.show_change();
   pool.wake_peers();
 }
 
@@ -273,7 +273,7 @@ Error refuse_in_pool(const Pool& pool, shmbw_slot slot, std::uint64_t limit, std
 }
 
 Result<void> usable(const Pool& pool) {
-  switch (pool.broken()) {
+  switch (pool.broken) {
     case Broken::no:
       return {};
     case Broken::group_ended:
@@ -372,10 +372,8 @@ Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create
     unname_pool(*old);
   }
   pool.name_charge = std::move(name_charge);
-  pool.view = pool::lay_out(shape, pools.host.facts.epoch, id, {pool.directory_map.data(), pool.directory_map.size()},
-                            {pool.control_map.data(), pool.control_map.size()});
-  pool.queues.resize(shape.queues);
-  pool.lanes.resize(shape.lanes);
+  pool.begin(pool::lay_out(shape, pools.host.facts.epoch, id, {pool.directory_map.data(), pool.directory_map.size()},
+                           {pool.control_map.data(), pool.control_map.size()}));
   pools.accounts.open_descriptors += kDescriptors;
   group.pools.push_back(pool);
   if (!name.empty()) group.pool_names.try_emplace(pool.name, &pool);
@@ -469,7 +467,7 @@ Result<Cut> add_segment(Pools& pools, Session& session, Pool& pool, const shmbw_
   region->no_recycle = true;  // participants that died may have mapped it
   changed(*region);
   pool_changed(pool);
-  return Cut{index, entry.first_slot};
+  return Cut{index, pool.segments.back().first_slot};
 }
 
 Result<void> set_doorbell(Pools& pools, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell) {
@@ -493,7 +491,11 @@ Result<void> set_doorbell(Pools& pools, const Session& session, Pool& pool, std:
   }
   const std::uint64_t bit = std::uint64_t{1} << index;
   // Peers fetch it before they need it. Then they can also ring while this broker is stopped.
-  if ((pool.view.header().doorbells.fetch_or(bit, std::memory_order_release) & bit) == 0) pool_changed(pool);
+  if ((pool.doorbells & bit) == 0) {
+    pool.doorbells |= bit;
+    pool.show_doorbells();
+    pool_changed(pool);
+  }
   who.doorbell = std::move(doorbell);  // a participant is not notified of its own doorbell
   who.doorbell_of = session.uid;
   changed(who);
@@ -520,7 +522,7 @@ void Pool::on_timer(std::int64_t now) {
     }
     const Repair::State state = who.repair->run(lines, monotonic, *this);
     lines = who.repair->left();
-    if (who.repair->found_impossible() && broken() == Broken::no) {
+    if (who.repair->found_impossible() && broken == Broken::no) {
       pools.host.log(4, "pool " + text() + " is broken: a participant has written impossible words into it");
       break_pool(*this, Broken::impossible);
     }
@@ -559,7 +561,7 @@ std::int64_t end_pools(Pools& pools, Group& group, std::int64_t now, bool all) {
       next = std::min(next, group.ended_at + pool.keep);
       return;
     }
-    if (!pool.name.empty() || pool.broken() == pool::Broken::no) close_pool(pools, pool);
+    if (!pool.name.empty() || pool.broken == pool::Broken::no) close_pool(pools, pool);
   });
   return next;
 }
@@ -567,7 +569,7 @@ std::int64_t end_pools(Pools& pools, Group& group, std::int64_t now, bool all) {
 void close_pool(Pools& pools, Pool& pool) {
   unname_pool(pool);
   close_queues(pool);
-  if (pool.broken() == Broken::no) break_pool(pool, Broken::group_ended);
+  if (pool.broken == Broken::no) break_pool(pool, Broken::group_ended);
   settle_pool(pools, pool);
 }
 
@@ -590,7 +592,7 @@ void end_participations(Pools& pools, Session& session) {
 void leave_pools_over(Pools& pools, Session& session) {
   for (auto at = session.pools.begin(); at != session.pools.end();) {
     Pool* pool = find_pool(pools, at->first);
-    if (pool && pool->broken() == Broken::no) {
+    if (pool && pool->broken == Broken::no) {
       ++at;
       continue;
     }

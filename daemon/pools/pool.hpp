@@ -21,6 +21,7 @@
 #include "daemon/kit/timers.hpp"
 #include "daemon/ledger/region.hpp"
 #include "daemon/pools/pool_repair.hpp"
+#include "daemon/pools/pool_tables.hpp"
 #include "daemon/pools/queue.hpp"
 #include "proto/names.hpp"
 #include "proto/pool_layout.hpp"
@@ -54,7 +55,8 @@ struct Segment {
   std::uint32_t place = books::kNowhere;  // of its record
 };
 
-struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts, books::Booked<Pool> {  // the timer repairs
+// The timer repairs.
+struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts, PoolTables, books::Booked<Pool> {
   Pool(Pools& pools, std::uint64_t id, Group& group);
   ~Pool();
   void on_timer(std::int64_t now) override;
@@ -63,9 +65,6 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts, books::Booked<Pool>
   std::string text() const { return name.empty() ? names::id_text(id) : "'" + name + "'"; }
   std::uint64_t live() const;   // participants, one bit each
   std::uint64_t bytes() const;  // with its segments
-  pool::Broken broken() const {
-    return static_cast<pool::Broken>(view.header().broken.load(std::memory_order_relaxed));
-  }
 
   Pools& pools;
   std::uint64_t id;
@@ -77,11 +76,8 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts, books::Booked<Pool>
   std::uint32_t owner_uid = 0;
   Fd directory, control;
   Mapping directory_map, control_map;
-  pool::View view;
   Charge regions_charge, bytes_charge, name_charge;
   std::array<Participant, pool::kParticipants> participants;
-  std::vector<QueueBook> queues;
-  std::vector<LaneBook> lanes;
   LaneInMaking making;
   std::vector<Segment> segments;
   std::uint32_t slots = 0, last_lane_serial = 0, slots_used = 0, slots_high = 0, deaths = 0;

@@ -13,10 +13,8 @@ using pool::Cell;
 using pool::CellState;
 using pool::CellWord;
 using pool::kParticipants;
-using pool::LaneState;
 using pool::LaneView;
 using pool::QueueKind;
-using pool::Stamp;
 
 namespace {
 
@@ -33,16 +31,6 @@ std::array<std::uint64_t, kBodyWords> copy_body(Cell& cell) {
 bool unread_in_claim(CellWord word) { return word.is(CellState::full) || word.claimed(); }
 
 }  // namespace
-
-KnownLane known_lane(const pool::View& view, std::uint32_t index) {
-  const pool::LaneEntry& entry = view.lane(index);
-  const Stamp stamp = Stamp::of(entry.stamp.load(std::memory_order_relaxed));
-  if (stamp.state == static_cast<std::uint8_t>(LaneState::free) || entry.queue >= view.queues()) return {};
-  const pool::QueueEntry& queue = view.queue(entry.queue);
-  const auto kind = static_cast<QueueKind>(queue.kind);
-  if (!view.lane_fits(entry.offset, kind, entry.cells, entry.cell_size)) return {};
-  return {LaneView(view.lane_memory(entry.offset), kind, entry.cells, entry.cell_size), kind, queue.flags};
-}
 
 bool attached(const LaneView& lane, std::uint64_t participants) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -82,11 +70,8 @@ bool unread_by(const KnownLane& lane, std::uint64_t participants) {
   return false;
 }
 
-Repair::Repair(const pool::View& view, std::uint32_t participant, pool::ParticipantState as)
-    : view_(view),
-      participant_(participant),
-      life_(Stamp::of(view.participant(participant).stamp.load(std::memory_order_relaxed)).serial),
-      as_(as) {}
+Repair::Repair(PoolTables& tables, std::uint32_t participant, std::uint32_t life, pool::ParticipantState as)
+    : tables_(tables), view_(tables.view), participant_(participant), life_(life), as_(as) {}
 
 void Repair::look_again() {
   again_ = true;
@@ -157,11 +142,8 @@ Repair::State Repair::go_on(std::size_t& lines, std::int64_t monotonic, RepairFa
 // D1, before any look at lanes and positions: a peer that joins or sends afterwards sees it. This step also clears the
 // bits by which peers would wake the dead participant.
 void Repair::declare() {
-  const Stamp dead{life_, static_cast<std::uint8_t>(as_)};
-  if (as_ == pool::ParticipantState::dead)
-    view_.participant(participant_).last_death.store(life_, std::memory_order_relaxed);
-  view_.participant(participant_).stamp.store(dead.word(), std::memory_order_seq_cst);
-  view_.header().change.fetch_add(1, std::memory_order_seq_cst);
+  tables_.show_participant(participant_, life_, as_);
+  tables_.show_change();
   const std::uint64_t others = ~(std::uint64_t{1} << participant_);
   view_.control().slot_waiters.mask.fetch_and(others, std::memory_order_acq_rel);
   for (std::uint32_t queue = 0; queue < view_.queues(); ++queue) {
@@ -185,7 +167,7 @@ bool Repair::give_back(std::size_t& lines) {
   const auto mine = static_cast<std::uint8_t>(pool::kClaimedBy + participant_);
   for (; lane_ < view_.lanes(); ++lane_, cell_ = 0, in_lane_ = false) {
     if (!enter_lane(lines)) return false;
-    const KnownLane lane = known_lane(view_, lane_);
+    const KnownLane lane = known_lane(tables_, lane_);
     if (!lane) continue;
     if (lane.kind == QueueKind::broadcast) {
       lane.words.reader(participant_).position.store(0, std::memory_order_release);
@@ -210,15 +192,14 @@ bool Repair::look(std::size_t& lines, std::int64_t monotonic, RepairFacts& facts
   for (; lane_ < view_.lanes(); ++lane_, cell_ = 0, in_lane_ = false) {
     const bool first = !in_lane_;
     if (!enter_lane(lines)) return false;
-    const pool::LaneEntry& entry = view_.lane(lane_);
-    const KnownLane lane = known_lane(view_, lane_);
-    if (!lane || entry.from != participant_ || entry.from_life != life_) continue;
-    const std::uint32_t serial = Stamp::of(entry.stamp.load(std::memory_order_relaxed)).serial;
+    const LaneBook& book = tables_.lanes[lane_];
+    const KnownLane lane = known_lane(tables_, lane_);
+    if (!lane || !book.is_from(participant_, life_)) continue;
     if (first) {
       if (facts.receivers_done(lane_)) continue;
       head_ = lane.words.head().load(std::memory_order_acquire) & pool::kPositionMask;
-      serial_ = serial;
-    } else if (serial != serial_) {
+      serial_ = book.serial;
+    } else if (book.serial != serial_) {
       continue;  // recycled since the last portion, so it was read
     }
     for (; cell_ < lane.words.cells(); ++cell_) {

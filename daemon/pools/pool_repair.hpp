@@ -15,7 +15,7 @@
 //   stop between any two, and starts again at D1, also in a later life of the broker. Nothing needed for that is kept
 //   here.
 // - The broker trusts no word of the control area (law 4). Numbers are checked before they are used, and loops are as
-//   long as the directory says. An impossible value is reported and protects nothing.
+//   long as its own tables say. An impossible value is reported and protects nothing.
 // - Nothing waits. run() does a bounded portion of work, and the pool's timer calls it again (law 8).
 // - The look comes before the sweep. A bit that is cleared too early lets a sender reuse the slot of an unread
 //   message. A bit that stays too long only delays the reuse.
@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "daemon/pools/pool_tables.hpp"
 #include "proto/pool_layout.hpp"
 
 namespace shmb::daemon {
@@ -42,7 +43,8 @@ class RepairFacts {
 
 class Repair {
  public:
-  Repair(const pool::View& view, std::uint32_t participant, pool::ParticipantState as);
+  // `tables` outlive it. `life`: of the participant.
+  Repair(PoolTables& tables, std::uint32_t participant, std::uint32_t life, pool::ParticipantState as);
   enum class State { working, waiting, clean };
   // Does at most about `lines` cache lines of work. `monotonic` is the clock of deadlines. waiting: unread messages
   // name slots that its bit protects; call look_again() when a reader is through. clean: no word names the participant
@@ -66,7 +68,8 @@ class Repair {
                std::int64_t monotonic);
   void keep(const pool::LaneView& lane, std::uint32_t flags, pool::Cell& cell, std::uint8_t tag);
 
-  pool::View view_;
+  PoolTables& tables_;
+  const pool::View& view_;  // for words of the control area
   std::uint32_t participant_, life_;
   pool::ParticipantState as_;
   Step step_ = Step::declare;
@@ -81,14 +84,6 @@ class Repair {
   std::uint32_t held_ = 0, used_ = 0, used_now_ = 0;
 };
 
-// A lane's words, if its entry in the directory is in use and its memory lies inside the area.
-struct KnownLane {
-  pool::LaneView words;
-  pool::QueueKind kind = pool::QueueKind::none;
-  std::uint32_t flags = 0;
-  explicit operator bool() const { return static_cast<bool>(words); }
-};
-KnownLane known_lane(const pool::View& view, std::uint32_t lane);
 // Whether any of these participants is attached to a broadcast lane. A fence comes first, against a participant that
 // joins (J3).
 bool attached(const pool::LaneView& lane, std::uint64_t participants);

@@ -19,7 +19,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
+#include <utility>
 
 #include "base/text.hpp"
 #include "daemon/ledger/grant.hpp"
@@ -34,39 +34,19 @@
 namespace shmb::daemon {
 
 using pool::kNone;
-using pool::LaneEntry;
 using pool::LaneState;
-using pool::QueueEntry;
 using pool::QueueKind;
 using pool::QueueState;
-using pool::Stamp;
 
 namespace {
 
-constexpr auto kRelease = std::memory_order_release;
-constexpr auto kRelaxed = std::memory_order_relaxed;  // of words that only this thread writes
+constexpr auto kRelaxed = std::memory_order_relaxed;
 
-Stamp stamp_of(const LaneEntry& lane) { return Stamp::of(lane.stamp.load(kRelaxed)); }
-Stamp stamp_of(const QueueEntry& queue) { return Stamp::of(queue.stamp.load(kRelaxed)); }
-LaneState state_of(const LaneEntry& lane) { return static_cast<LaneState>(stamp_of(lane).state); }
-QueueState state_of(const QueueEntry& queue) { return static_cast<QueueState>(stamp_of(queue).state); }
-QueueKind kind_of(const QueueEntry& queue) { return static_cast<QueueKind>(queue.kind); }
 std::uint64_t bit(std::uint32_t participant) { return std::uint64_t{1} << participant; }
 
-// seq_cst: a receiver that joins a lane says so and then looks at its stamp (J3, J4). The broker looks for receivers
-// after this store.
-void set_state(LaneEntry& lane, LaneState state) {
-  lane.stamp.store(Stamp{stamp_of(lane).serial, static_cast<std::uint8_t>(state)}.word(), std::memory_order_seq_cst);
-}
-
-bool of_queue(const LaneEntry& lane, const QueueEntry& entry, std::uint32_t queue) {
-  return lane.queue == queue && lane.queue_serial == stamp_of(entry).serial;
-}
-
-bool keeps_memory(const LaneEntry& lane) { return state_of(lane) != LaneState::free || lane.cells != 0; }
-
-std::uint64_t bytes_of(const pool::View& view, const LaneEntry& lane) {
-  return pool::lane_bytes(kind_of(view.queue(lane.queue)), lane.cells, lane.cell_size);
+void set_state(Pool& pool, std::uint32_t lane, LaneState state) {
+  pool.lanes[lane].state = state;
+  pool.show_lane(lane);
 }
 
 bool alive(const Pool& pool, std::uint32_t participant, std::uint32_t life) {
@@ -74,9 +54,8 @@ bool alive(const Pool& pool, std::uint32_t participant, std::uint32_t life) {
   return who.life == life && who.state == pool::ParticipantState::live;
 }
 
-bool sender_gone(Pool& pool, std::uint32_t index) {
-  const LaneEntry& lane = pool.view.lane(index);
-  return pool.lanes[index].sender_finished || !alive(pool, lane.from, lane.from_life);
+bool sender_gone(const Pool& pool, const LaneBook& lane) {
+  return lane.sender_finished || !alive(pool, lane.from, lane.from_life);
 }
 
 // Cells that are written in one turn: 128 KiB at most, often in fresh pages.
@@ -102,17 +81,17 @@ void attach_readers(const pool::LaneView& ring, std::uint64_t readers) {
 
 Result<std::uint32_t> make_lane(Pool& pool, const LaneRequest& wish) {
   const pool::View& view = pool.view;
-  const QueueEntry& queue = view.queue(wish.queue);
-  const QueueKind kind = kind_of(queue);
+  const QueueBook& queue = pool.queues[wish.queue];
+  const QueueKind kind = queue.kind;
   std::uint32_t free = kNone, used = 0;
   std::optional<std::uint64_t> offset;
-  for (std::uint32_t i = 0; i < view.lanes(); ++i) {
-    const LaneEntry& lane = view.lane(i);
-    if (state_of(lane) != LaneState::free) {
+  for (std::uint32_t i = 0; i < pool.lanes.size(); ++i) {
+    const LaneBook& lane = pool.lanes[i];
+    if (lane.in_use()) {
       ++used;
     } else if (lane.cells != 0) {
       // The ring of an earlier writer of this queue: same kind, same sizes.
-      if (kind == QueueKind::broadcast && of_queue(lane, queue, wish.queue)) {
+      if (kind == QueueKind::broadcast && pool.of_queue(lane, wish.queue)) {
         free = i;
         offset = lane.offset;
         break;
@@ -122,12 +101,12 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneRequest& wish) {
       free = i;
     }
   }
-  if (free == kNone) return std::unexpected(no_lane(pool, SHMBW_SLOT_LANES, view.lanes(), used, 1));
+  if (free == kNone) return std::unexpected(no_lane(pool, SHMBW_SLOT_LANES, pool.lanes.size(), used, 1));
   const std::uint64_t bytes = pool::lane_bytes(kind, queue.cells, queue.cell_size);
-  if (!offset) offset = find_lane_memory(view, bytes);
+  if (!offset) offset = find_lane_memory(pool, bytes);
   if (!offset)
-    return std::unexpected(no_lane(pool, SHMBW_SLOT_LANE_BYTES, view.control_area().size() - view.header().lane_memory,
-                                   lane_memory_used(view), bytes));
+    return std::unexpected(no_lane(pool, SHMBW_SLOT_LANE_BYTES, view.control_area().size() - pool.lane_memory,
+                                   lane_memory_used(pool), bytes));
   const LaneInMaking made = std::exchange(pool.making, {});
   const std::uint32_t ready =
       made.offset == *offset && made.kind == kind && made.cells == queue.cells && made.cell_size == queue.cell_size
@@ -135,10 +114,14 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneRequest& wish) {
           : 0;
   pool::prepare_cells(view.lane_memory(*offset), kind, queue.cells, queue.cell_size, ready, queue.cells - ready);
   if (kind == QueueKind::broadcast)
-    attach_readers({view.lane_memory(*offset), kind, queue.cells, queue.cell_size}, queue.readers.load(kRelaxed));
-  LaneEntry& lane = view.lane(free);
+    attach_readers({view.lane_memory(*offset), kind, queue.cells, queue.cell_size}, queue.readers);
+  LaneBook& lane = pool.lanes[free];
+  lane.state = LaneState::open;
+  lane.sender_finished = lane.receiver_done = false;
+  lane.through = 0;
+  lane.serial = ++pool.last_lane_serial;
   lane.queue = wish.queue;
-  lane.queue_serial = stamp_of(queue).serial;
+  lane.queue_serial = queue.serial;
   lane.from = wish.from;
   lane.from_life = pool.participants[wish.from].life;
   lane.to = wish.to;
@@ -146,8 +129,7 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneRequest& wish) {
   lane.cells = queue.cells;
   lane.cell_size = queue.cell_size;
   lane.offset = *offset;
-  pool.lanes[free] = LaneBook{};
-  lane.stamp.store(Stamp{++pool.last_lane_serial, static_cast<std::uint8_t>(LaneState::open)}.word(), kRelease);
+  pool.enter_lane(free);
   return free;
 }
 
@@ -160,51 +142,49 @@ void drop_hold(Pools& pools, LaneBook& book, std::map<std::uint64_t, LaneBook::H
 }
 
 void free_lane(Pools& pools, Pool& pool, std::uint32_t index) {
-  LaneEntry& lane = pool.view.lane(index);
-  const bool keeps = kind_of(pool.view.queue(lane.queue)) == QueueKind::broadcast;
-  if (const KnownLane known = known_lane(pool.view, index);
-      known && of_queue(lane, pool.view.queue(lane.queue), lane.queue))
-    pool.queues[lane.queue].in_regions += known.words.in_regions().load(kRelaxed);
-  set_state(lane, LaneState::free);
-  if (!keeps) lane.cells = 0;
-  LaneBook& book = pool.lanes[index];
-  while (!book.holds.empty()) drop_hold(pools, book, book.holds.begin());
-  book = LaneBook{};
+  LaneBook& lane = pool.lanes[index];
+  QueueBook& queue = pool.queues[lane.queue];
+  queue.in_regions += known_lane(pool, index).words.in_regions().load(kRelaxed);
+  if (queue.kind != QueueKind::broadcast) lane.cells = 0;
+  set_state(pool, index, LaneState::free);
+  while (!lane.holds.empty()) drop_hold(pools, lane, lane.holds.begin());
 }
 
 // The sender's end is closed or its process is gone: no further message comes.
 void close_sender(Pool& pool, std::uint32_t index) {
-  LaneEntry& lane = pool.view.lane(index);
-  if (state_of(lane) == LaneState::open) set_state(lane, LaneState::writer_gone);
-  QueueEntry& queue = pool.view.queue(lane.queue);
-  if (queue.writer_lane.load(kRelaxed) == index && kind_of(queue) == QueueKind::broadcast)
-    queue.writer_lane.store(kNone, kRelease);
+  const LaneBook& lane = pool.lanes[index];
+  if (lane.state == LaneState::open) set_state(pool, index, LaneState::writer_gone);
+  QueueBook& queue = pool.queues[lane.queue];
+  if (queue.writer_lane != index || queue.kind != QueueKind::broadcast) return;
+  queue.writer_lane = kNone;
+  pool.show_queue(lane.queue);
 }
 
 void close_receiver(Pool& pool, std::uint32_t index) {
-  LaneEntry& lane = pool.view.lane(index);
-  pool.lanes[index].receiver_done = true;
-  if (state_of(lane) == LaneState::open) set_state(lane, LaneState::reader_gone);
+  LaneBook& lane = pool.lanes[index];
+  lane.receiver_done = true;
+  if (lane.state == LaneState::open) set_state(pool, index, LaneState::reader_gone);
 }
 
 // Closes ends of a queue that the participant does not have any more.
 void close_ends(Pool& pool, std::uint32_t queue, std::uint32_t participant, bool reader, bool writer) {
-  QueueEntry& entry = pool.view.queue(queue);
-  if (reader) entry.readers.fetch_and(~bit(participant), std::memory_order_seq_cst);
-  if (writer) entry.writers.fetch_and(~bit(participant), std::memory_order_seq_cst);
+  QueueBook& book = pool.queues[queue];
+  if (reader) book.readers &= ~bit(participant);
+  if (writer) book.writers &= ~bit(participant);
+  pool.show_queue(queue);
   const std::uint32_t life = pool.participants[participant].life;
-  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
-    const LaneEntry& lane = pool.view.lane(i);
-    if (state_of(lane) == LaneState::free || !of_queue(lane, entry, queue)) continue;
-    if (writer && lane.from == participant && lane.from_life == life) close_sender(pool, i);
-    if (reader && lane.to == participant && lane.to_life == life) close_receiver(pool, i);
+  for (std::uint32_t i = 0; i < pool.lanes.size(); ++i) {
+    LaneBook& lane = pool.lanes[i];
+    if (!lane.in_use() || !pool.of_queue(lane, queue)) continue;
+    if (writer && lane.is_from(participant, life)) close_sender(pool, i);
+    if (reader && lane.is_to(participant, life)) close_receiver(pool, i);
     if (!reader) continue;
     // Its report counts for this end only. The next reader on this index may use the lane again.
-    pool.lanes[i].through &= ~bit(participant);
+    lane.through &= ~bit(participant);
     // Also in rings that it has not looked at yet. Otherwise its next end would begin at a position that is overwritten
     // by then.
-    if (const KnownLane known = known_lane(pool.view, i); known && known.kind == QueueKind::broadcast)
-      known.words.reader(participant).position.store(0, kRelease);
+    if (const KnownLane known = known_lane(pool, i); known.kind == QueueKind::broadcast)
+      known.words.reader(participant).position.store(0, std::memory_order_release);
   }
 }
 
@@ -217,7 +197,7 @@ std::uint32_t flags_of(const shmbw_queue_open& wish) {
 }
 
 // Cells that the caller leaves open (0) are those of the existing queue.
-shmbw_queue_open with_cells(shmbw_queue_open wish, const QueueEntry* there) {
+shmbw_queue_open with_cells(shmbw_queue_open wish, const QueueBook* there) {
   constexpr std::uint32_t kCells = 256, kCellSize = 64;
   if (wish.kind == SHMBW_QUEUE_KIND_NONE) return wish;
   if (wish.cells == 0) wish.cells = there != nullptr ? there->cells : kCells;
@@ -252,109 +232,102 @@ Result<void> check_words(const Participant& caller, const shmbw_queue_open& wish
   return {};
 }
 
-std::uint32_t find_queue(Pool& pool, std::string_view name) {
-  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
-    const QueueEntry& entry = pool.view.queue(i);
-    if (state_of(entry) != QueueState::free && !pool.queues[i].removed &&
-        std::string_view(entry.name, entry.name_length) == name)
-      return i;
+std::uint32_t find_queue(const Pool& pool, std::string_view name) {
+  for (std::uint32_t i = 0; i < pool.queues.size(); ++i) {
+    const QueueBook& queue = pool.queues[i];
+    if (queue.in_use() && !queue.removed && queue.name == name) return i;
   }
   return kNone;
 }
 
 // Whether there are messages that a new reader may take. Messages of the other kinds end with the reader they were sent
 // to.
-bool has_unread(Pool& pool, std::uint32_t queue) {
-  const QueueEntry& entry = pool.view.queue(queue);
-  if (kind_of(entry) != QueueKind::mpmc) return false;
-  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
-    const LaneEntry& lane = pool.view.lane(i);
-    if (state_of(lane) == LaneState::free || !of_queue(lane, entry, queue)) continue;
-    if (const KnownLane known = known_lane(pool.view, i); known && unread(known.words, known.kind) != 0) return true;
+bool has_unread(const Pool& pool, std::uint32_t queue) {
+  if (pool.queues[queue].kind != QueueKind::mpmc) return false;
+  for (std::uint32_t i = 0; i < pool.lanes.size(); ++i) {
+    const LaneBook& lane = pool.lanes[i];
+    if (!lane.in_use() || !pool.of_queue(lane, queue)) continue;
+    if (unread(known_lane(pool, i).words, QueueKind::mpmc) != 0) return true;
   }
   return false;
 }
 
-Result<void> may_open(Pool& pool, std::uint32_t queue, std::uint32_t participant, const shmbw_queue_open& wish,
+Result<void> may_open(const Pool& pool, std::uint32_t queue, std::uint32_t participant, const shmbw_queue_open& wish,
                       std::string_view name) {
-  const QueueEntry& entry = pool.view.queue(queue);
+  const QueueBook& book = pool.queues[queue];
   if ((wish.flags & SHMBW_QUEUE_OPEN_CREATE_ONLY) != 0)
     return error(Status::exists, "the pool has a queue " + quoted(name) + " already");
-  if (wish.kind != SHMBW_QUEUE_KIND_NONE && (entry.kind != wish.kind || entry.flags != flags_of(wish) ||
-                                             entry.cells != wish.cells || entry.cell_size != wish.cell_size))
+  if (wish.kind != SHMBW_QUEUE_KIND_NONE &&
+      (static_cast<std::uint32_t>(book.kind) != wish.kind || book.flags != flags_of(wish) || book.cells != wish.cells ||
+       book.cell_size != wish.cell_size))
     return error(Status::exists, "queue " + quoted(name) +
                                      " has another kind, other flags or other cells; open it as it is (kind none, "
                                      "open_only) or use another name");
-  if (state_of(entry) == QueueState::closed) {
+  if (book.state == QueueState::closed) {
     const bool reads_only =
         (wish.flags & (SHMBW_QUEUE_OPEN_READER | SHMBW_QUEUE_OPEN_WRITER)) == SHMBW_QUEUE_OPEN_READER;
     if (!reads_only || !has_unread(pool, queue))
       return error(Status::closed, "queue " + quoted(name) + " is closed: nobody may send" +
                                        (reads_only ? ", and nothing is left in it for a new reader" : ""));
   }
-  const std::uint64_t readers = entry.readers.load(kRelaxed), writers = entry.writers.load(kRelaxed);
   if ((wish.flags & SHMBW_QUEUE_OPEN_READER) != 0) {
-    if ((readers & bit(participant)) != 0)
+    if ((book.readers & bit(participant)) != 0)
       return error(Status::busy, "this session reads queue " + quoted(name) + " already");
-    if (kind_of(entry) == QueueKind::spsc && readers != 0)
+    if (book.kind == QueueKind::spsc && book.readers != 0)
       return error(Status::busy, "queue " + quoted(name) + " is spsc and has its reader");
   }
   if ((wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0) {
-    if ((writers & bit(participant)) != 0)
+    if ((book.writers & bit(participant)) != 0)
       return error(Status::busy, "this session writes queue " + quoted(name) + " already");
-    if (kind_of(entry) != QueueKind::mpmc && writers != 0)
+    if (book.kind != QueueKind::mpmc && book.writers != 0)
       return error(Status::busy, "queue " + quoted(name) + " has its writer");
   }
   return {};
 }
 
 // The offset at which make_lane() will put the lane.
-std::optional<std::uint64_t> lane_offset(const Pool& pool, const QueueEntry* entry, std::uint32_t queue,
-                                         const LaneInMaking& needed) {
-  if (entry && needed.kind == QueueKind::broadcast)
-    for (std::uint32_t i = 0; i < pool.view.lanes(); ++i)
-      if (const LaneEntry& lane = pool.view.lane(i);
-          state_of(lane) == LaneState::free && lane.cells != 0 && of_queue(lane, *entry, queue))
-        return lane.offset;
-  return find_lane_memory(pool.view, pool::lane_bytes(needed.kind, needed.cells, needed.cell_size));
+std::optional<std::uint64_t> lane_offset(const Pool& pool, std::uint32_t queue, const LaneInMaking& needed) {
+  if (queue != kNone && needed.kind == QueueKind::broadcast)
+    for (const LaneBook& lane : pool.lanes)
+      if (!lane.in_use() && lane.cells != 0 && pool.of_queue(lane, queue)) return lane.offset;
+  return find_lane_memory(pool, pool::lane_bytes(needed.kind, needed.cells, needed.cell_size));
 }
 
 Result<std::uint32_t> make_queue(Pools& pools, Pool& pool, const shmbw_queue_open& wish, std::string_view name) {
   std::uint32_t index = 0;
-  while (index < pool.view.queues() && state_of(pool.view.queue(index)) != QueueState::free) ++index;
-  if (index == pool.view.queues())
+  while (index < pool.queues.size() && pool.queues[index].in_use()) ++index;
+  if (index == pool.queues.size())
     return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_QUEUES, index, index, 1,
                                           "remove queues that are not used any more, or make the pool with more"));
-  QueueEntry& entry = pool.view.queue(index);
-  entry.kind = static_cast<std::uint8_t>(wish.kind);
-  entry.flags = flags_of(wish);
-  entry.cells = wish.cells;
-  entry.cell_size = wish.cell_size;
-  entry.readers.store(0, kRelaxed);
-  entry.writers.store(0, kRelaxed);
-  entry.generation.store(0, kRelaxed);
-  entry.writer_lane.store(kNone, kRelaxed);
-  entry.deaths.store(0, kRelaxed);
-  entry.name_length = static_cast<std::uint32_t>(name.size());
-  std::memset(entry.name, 0, sizeof entry.name);
-  std::memcpy(entry.name, name.data(), std::min(name.size(), sizeof entry.name));
-  pool.queues[index] = QueueBook{++pools.host.last_serial};
-  entry.stamp.store(Stamp{stamp_of(entry).serial + 1, static_cast<std::uint8_t>(QueueState::open)}.word(), kRelease);
+  QueueBook fresh;
+  fresh.row = ++pools.host.last_serial;
+  fresh.state = QueueState::open;
+  fresh.kind = static_cast<QueueKind>(wish.kind);
+  fresh.serial = pool.queues[index].serial + 1;
+  fresh.flags = flags_of(wish);
+  fresh.cells = wish.cells;
+  fresh.cell_size = wish.cell_size;
+  fresh.name = name;
+  pool.queues[index] = std::move(fresh);
+  pool.enter_queue(index);
   return index;
 }
 
 // By now only its rings have kept memory.
 void free_queue(Pool& pool, std::uint32_t index) {
-  QueueEntry& entry = pool.view.queue(index);
-  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i)
-    if (LaneEntry& lane = pool.view.lane(i); of_queue(lane, entry, index)) lane.cells = 0;
-  entry.stamp.store(Stamp{stamp_of(entry).serial, static_cast<std::uint8_t>(QueueState::free)}.word(), kRelease);
+  for (std::uint32_t i = 0; i < pool.lanes.size(); ++i)
+    if (LaneBook& lane = pool.lanes[i]; lane.cells != 0 && pool.of_queue(lane, index)) {
+      lane.cells = 0;
+      pool.show_lane(i);
+    }
+  pool.queues[index].state = QueueState::free;
+  pool.show_queue(index);
 }
 
-void close_for_all(QueueEntry& entry) {
-  if (state_of(entry) != QueueState::open) return;
-  const Stamp closed{stamp_of(entry).serial, static_cast<std::uint8_t>(QueueState::closed)};
-  entry.stamp.store(closed.word(), std::memory_order_seq_cst);
+void close_for_all(Pool& pool, std::uint32_t queue) {
+  if (pool.queues[queue].state != QueueState::open) return;
+  pool.queues[queue].state = QueueState::closed;
+  pool.show_queue(queue);
 }
 
 }  // namespace
@@ -365,7 +338,7 @@ bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, co
   if (making.session != 0 && making.session != session.id) return false;  // that session's lane is made first
   const std::uint32_t queue = find_queue(pool, name);
   const bool fresh = queue == kNone;
-  const shmbw_queue_open wish = with_cells(asked, fresh ? nullptr : &pool.view.queue(queue));
+  const shmbw_queue_open wish = with_cells(asked, fresh ? nullptr : &pool.queues[queue]);
   const bool reader = (wish.flags & SHMBW_QUEUE_OPEN_READER) != 0, writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
   // The open itself reports what is wrong or short.
   const bool refused = !check_words(pool.participants[participant], wish, name) ||
@@ -373,14 +346,14 @@ bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, co
                               : !may_open(pool, queue, participant, wish, name));
   LaneInMaking needed;
   if (!refused) {
-    const QueueEntry* const entry = fresh ? nullptr : &pool.view.queue(queue);
-    needed.kind = entry ? kind_of(*entry) : static_cast<QueueKind>(wish.kind);
-    needed.cells = entry ? entry->cells : wish.cells;
-    needed.cell_size = entry ? entry->cell_size : wish.cell_size;
-    const bool read = reader || (entry && entry->readers.load(kRelaxed) != 0);
-    const bool written = writer || (entry && entry->writers.load(kRelaxed) != 0);
+    const QueueBook* const there = fresh ? nullptr : &pool.queues[queue];
+    needed.kind = there ? there->kind : static_cast<QueueKind>(wish.kind);
+    needed.cells = there ? there->cells : wish.cells;
+    needed.cell_size = there ? there->cell_size : wish.cell_size;
+    const bool read = reader || (there && there->readers != 0);
+    const bool written = writer || (there && there->writers != 0);
     const bool makes = needed.kind == QueueKind::spsc ? read && written : writer;
-    const auto offset = makes ? lane_offset(pool, entry, queue, needed) : std::nullopt;
+    const auto offset = makes ? lane_offset(pool, queue, needed) : std::nullopt;
     if (offset) {
       needed.session = session.id;
       needed.offset = *offset;
@@ -401,7 +374,7 @@ bool make_lane_ready(Session& session, Pool& pool, std::uint32_t participant, co
 Result<OpenedQueue> open_queue(Pools& pools, Pool& pool, std::uint32_t participant, const shmbw_queue_open& asked,
                                std::string_view name) {
   std::uint32_t queue = find_queue(pool, name);
-  const shmbw_queue_open wish = with_cells(asked, queue == kNone ? nullptr : &pool.view.queue(queue));
+  const shmbw_queue_open wish = with_cells(asked, queue == kNone ? nullptr : &pool.queues[queue]);
   SHMB_TRY_VOID(check_words(pool.participants[participant], wish, name));
   const bool fresh = queue == kNone;
   if (fresh) {
@@ -412,15 +385,15 @@ Result<OpenedQueue> open_queue(Pools& pools, Pool& pool, std::uint32_t participa
   } else if (auto may = may_open(pool, queue, participant, wish, name); !may) {
     return std::unexpected(may.error());
   }
-  QueueEntry& entry = pool.view.queue(queue);
+  QueueBook& book = pool.queues[queue];
   const bool reader = (wish.flags & SHMBW_QUEUE_OPEN_READER) != 0;
   const bool writer = (wish.flags & SHMBW_QUEUE_OPEN_WRITER) != 0;
-  const std::uint64_t readers = entry.readers.load(kRelaxed) | (reader ? bit(participant) : 0);
-  const std::uint64_t writers = entry.writers.load(kRelaxed) | (writer ? bit(participant) : 0);
-  OpenedQueue out{queue, stamp_of(entry).serial, kNone, 0};
+  const std::uint64_t readers = book.readers | (reader ? bit(participant) : 0);
+  const std::uint64_t writers = book.writers | (writer ? bit(participant) : 0);
+  OpenedQueue out{queue, book.serial, kNone, 0};
 
   std::optional<LaneRequest> lane_wish;
-  if (kind_of(entry) != QueueKind::spsc) {
+  if (book.kind != QueueKind::spsc) {
     if (writer) lane_wish = {queue, participant, kNone};
   } else if (readers != 0 && writers != 0) {
     lane_wish = {queue, static_cast<std::uint32_t>(std::countr_zero(writers)),
@@ -432,17 +405,18 @@ Result<OpenedQueue> open_queue(Pools& pools, Pool& pool, std::uint32_t participa
       if (fresh) free_queue(pool, queue);
       return std::unexpected(lane.error());
     }
-    if (kind_of(entry) != QueueKind::spsc) {
+    if (book.kind != QueueKind::spsc) {
       out.lane = *lane;
-      out.lane_serial = stamp_of(pool.view.lane(*lane)).serial;
+      out.lane_serial = pool.lanes[*lane].serial;
     }
-    if (kind_of(entry) == QueueKind::broadcast) {
-      entry.writer_lane.store(*lane, kRelease);
-      entry.generation.fetch_add(1, kRelease);
+    if (book.kind == QueueKind::broadcast) {
+      book.writer_lane = *lane;
+      ++book.generation;
     }
   }
-  entry.readers.store(readers, std::memory_order_seq_cst);
-  entry.writers.store(writers, std::memory_order_seq_cst);
+  book.readers = readers;
+  book.writers = writers;
+  pool.show_queue(queue);
   pool_changed(pool);
   return out;
 }
@@ -450,75 +424,69 @@ Result<OpenedQueue> open_queue(Pools& pools, Pool& pool, std::uint32_t participa
 Result<EndsLeft> close_queue(Pools& pools, Pool& pool, std::uint32_t participant, const shmbw_queue_close& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_CLOSE_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of queue_close is not known to this broker");
-  if (wish.queue >= pool.view.queues() || stamp_of(pool.view.queue(wish.queue)).serial != wish.serial ||
-      state_of(pool.view.queue(wish.queue)) == QueueState::free)
+  if (wish.queue >= pool.queues.size() || pool.queues[wish.queue].serial != wish.serial ||
+      !pool.queues[wish.queue].in_use())
     return error(Status::not_found, "the pool has no such queue");
-  QueueEntry& entry = pool.view.queue(wish.queue);
+  QueueBook& book = pool.queues[wish.queue];
   const bool reader = (wish.flags & SHMBW_QUEUE_CLOSE_READER) != 0;
   const bool writer = (wish.flags & SHMBW_QUEUE_CLOSE_WRITER) != 0;
   constexpr std::uint32_t kForAll = SHMBW_QUEUE_CLOSE_ALL | SHMBW_QUEUE_CLOSE_REMOVE;
   if ((wish.flags & kForAll) != 0 && pool.participants[participant].read_only)
     return error(Status::denied, "this session joined the pool read_only: it cannot close a queue for others");
-  if (reader && (entry.readers.load(kRelaxed) & bit(participant)) == 0)
+  if (reader && (book.readers & bit(participant)) == 0)
     return error(Status::not_found, "this session does not read the queue");
-  if (writer && (entry.writers.load(kRelaxed) & bit(participant)) == 0)
+  if (writer && (book.writers & bit(participant)) == 0)
     return error(Status::not_found, "this session does not write the queue");
   close_ends(pool, wish.queue, participant, reader, writer);
-  if ((wish.flags & SHMBW_QUEUE_CLOSE_ALL) != 0) close_for_all(entry);
-  if ((wish.flags & SHMBW_QUEUE_CLOSE_REMOVE) != 0) pool.queues[wish.queue].removed = true;
-  const EndsLeft left{static_cast<std::uint32_t>(std::popcount(entry.readers.load(kRelaxed))),
-                      static_cast<std::uint32_t>(std::popcount(entry.writers.load(kRelaxed)))};
+  if ((wish.flags & SHMBW_QUEUE_CLOSE_ALL) != 0) close_for_all(pool, wish.queue);
+  if ((wish.flags & SHMBW_QUEUE_CLOSE_REMOVE) != 0) book.removed = true;
+  const EndsLeft left{static_cast<std::uint32_t>(std::popcount(book.readers)),
+                      static_cast<std::uint32_t>(std::popcount(book.writers))};
   settle_lanes(pools, pool);
   pool_changed(pool);
   return left;
 }
 
 void close_queues(Pool& pool) {
-  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) close_for_all(pool.view.queue(i));
+  for (std::uint32_t i = 0; i < pool.queues.size(); ++i) close_for_all(pool, i);
 }
 
 void drop_ends(Pool& pool, std::uint32_t participant, bool died) {
-  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
-    QueueEntry& entry = pool.view.queue(i);
-    if (state_of(entry) == QueueState::free) continue;
-    const bool reader = (entry.readers.load(kRelaxed) & bit(participant)) != 0;
-    const bool writer = (entry.writers.load(kRelaxed) & bit(participant)) != 0;
-    if (died) entry.deaths.fetch_add((reader ? 1U : 0U) + (writer ? 1U : 0U), kRelease);
-    if (reader || writer) close_ends(pool, i, participant, reader, writer);
+  for (std::uint32_t i = 0; i < pool.queues.size(); ++i) {
+    QueueBook& queue = pool.queues[i];
+    const bool reader = (queue.readers & bit(participant)) != 0, writer = (queue.writers & bit(participant)) != 0;
+    if (!queue.in_use() || (!reader && !writer)) continue;
+    if (died) queue.deaths += (reader ? 1U : 0U) + (writer ? 1U : 0U);
+    close_ends(pool, i, participant, reader, writer);
   }
   // Lanes of ends that were closed earlier keep their state until now.
   const std::uint32_t life = pool.participants[participant].life;
-  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
-    const LaneEntry& lane = pool.view.lane(i);
-    if (state_of(lane) != LaneState::free && lane.to == participant && lane.to_life == life)
-      pool.lanes[i].receiver_done = true;
-  }
+  for (LaneBook& lane : pool.lanes)
+    if (lane.in_use() && lane.is_to(participant, life)) lane.receiver_done = true;
 }
 
 bool lane_finished(Pool& pool, std::uint32_t participant, const shmbw_lane_finished& wish) {
-  if (wish.lane >= pool.view.lanes()) return false;
-  const LaneEntry& lane = pool.view.lane(wish.lane);
-  if (state_of(lane) == LaneState::free || stamp_of(lane).serial != wish.serial) return false;
-  LaneBook& book = pool.lanes[wish.lane];
+  if (wish.lane >= pool.lanes.size()) return false;
+  LaneBook& lane = pool.lanes[wish.lane];
+  if (!lane.in_use() || lane.serial != wish.serial) return false;
   const std::uint32_t life = pool.participants[participant].life;
   if (wish.end == SHMBW_LANE_END_SENDER) {
-    if (lane.from != participant || lane.from_life != life || book.sender_finished) return false;
-    book.sender_finished = true;
+    if (!lane.is_from(participant, life) || lane.sender_finished) return false;
+    lane.sender_finished = true;
     close_sender(pool, wish.lane);
     return true;
   }
   // A receiver is through only with a lane that gets no further message.
-  const bool over =
-      state_of(lane) == LaneState::writer_gone || state_of(pool.view.queue(lane.queue)) == QueueState::closed;
+  const QueueBook& queue = pool.queues[lane.queue];
+  const bool over = lane.state == LaneState::writer_gone || queue.state == QueueState::closed;
   if (wish.end != SHMBW_LANE_END_RECEIVER || !over) return false;
   if (lane.to != kNone) {
-    if (lane.to != participant || lane.to_life != life || book.receiver_done) return false;
-    book.receiver_done = true;
+    if (!lane.is_to(participant, life) || lane.receiver_done) return false;
+    lane.receiver_done = true;
     return true;
   }
-  const std::uint64_t readers = pool.view.queue(lane.queue).readers.load(kRelaxed);
-  if ((readers & ~book.through & bit(participant)) == 0) return false;
-  book.through |= bit(participant);
+  if ((queue.readers & ~lane.through & bit(participant)) == 0) return false;
+  lane.through |= bit(participant);
   return true;
 }
 
@@ -526,19 +494,18 @@ Result<void> hold_region(Pools& pools, Session& session, Pool& pool, std::uint32
                          const shmbw_queue_hold& wish) {
   if ((wish.flags & ~std::uint32_t{SHMBW_QUEUE_HOLD_KNOWN}) != 0)
     return error(Status::unknown_flags, "a flag of queue_hold is not known to this broker");
-  const LaneEntry* lane = wish.lane < pool.view.lanes() ? &pool.view.lane(wish.lane) : nullptr;
-  if (!lane || state_of(*lane) == LaneState::free || stamp_of(*lane).serial != wish.serial ||
-      lane->from != participant || lane->from_life != pool.participants[participant].life)
+  LaneBook* const lane = wish.lane < pool.lanes.size() ? &pool.lanes[wish.lane] : nullptr;
+  if (!lane || !lane->in_use() || lane->serial != wish.serial ||
+      !lane->is_from(participant, pool.participants[participant].life))
     return error(Status::not_found, "no such lane, or not one of this session");
-  LaneBook& book = pool.lanes[wish.lane];
-  auto held = book.holds.find(wish.region.id);
+  auto held = lane->holds.find(wish.region.id);
   if ((wish.flags & SHMBW_QUEUE_HOLD_DROP) != 0) {
-    if (held == book.holds.end()) return error(Status::not_found, "the lane does not hold that region");
-    drop_hold(pools, book, held);
+    if (held == lane->holds.end()) return error(Status::not_found, "the lane does not hold that region");
+    drop_hold(pools, *lane, held);
     return {};
   }
-  if (book.sender_finished) return error(Status::closed, "this session is through with the lane");
-  if (held != book.holds.end()) return {};
+  if (lane->sender_finished) return error(Status::closed, "this session is through with the lane");
+  if (held != lane->holds.end()) return {};
   Region* region = pools.regions.find(wish.region.id);
   Lease* lease = region ? find_lease(session, *region) : nullptr;
   if (!lease) return std::unexpected(no_lease(wish.region.id));
@@ -548,42 +515,41 @@ Result<void> hold_region(Pools& pools, Session& session, Pool& pool, std::uint32
     return error(Status::denied, "the lease does not carry share: the region cannot be passed on");
   auto charge = pool.group->account.charge(Resource::leases, 1);
   if (!charge) return std::unexpected(refuse_limit(pools.groups, session, charge.error()));
-  book.holds.try_emplace(region->id, LaneBook::Hold{region, std::move(*charge)});
+  lane->holds.try_emplace(region->id, LaneBook::Hold{region, std::move(*charge)});
   ++region->pool_holds;
   return {};
 }
 
 bool lane_received(Pool& pool, std::uint32_t index) {
-  const LaneEntry& lane = pool.view.lane(index);
-  const QueueEntry& queue = pool.view.queue(lane.queue);
-  const LaneBook& book = pool.lanes[index];
-  if (lane.to != kNone) return book.receiver_done;
-  const std::uint64_t waiting = queue.readers.load(kRelaxed) & ~book.through;
-  const KnownLane known = known_lane(pool.view, index);
+  const LaneBook& lane = pool.lanes[index];
+  const KnownLane known = known_lane(pool, index);
   if (!known) return true;
+  if (lane.to != kNone) return lane.receiver_done;
+  const QueueBook& queue = pool.queues[lane.queue];
+  const std::uint64_t waiting = queue.readers & ~lane.through;
   if (known.kind == QueueKind::broadcast) return !attached(known.words, waiting);
   if (waiting != 0) return false;
   // Later consumers may take what is left, also in a closed queue, until no consumer can come any more.
-  return (pool.queues[lane.queue].removed && queue.readers.load(kRelaxed) == 0) || all_done(known.words);
+  return (queue.removed && queue.readers == 0) || all_done(known.words);
 }
 
 bool settle_lanes(Pools& pools, Pool& pool) {
   bool changed = false;
-  std::vector<bool> used(pool.view.queues(), false);
-  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
-    const LaneEntry& lane = pool.view.lane(i);
-    if (state_of(lane) == LaneState::free) continue;
-    if (sender_gone(pool, i) && lane_received(pool, i)) {
+  std::vector<bool> used(pool.queues.size(), false);
+  for (std::uint32_t i = 0; i < pool.lanes.size(); ++i) {
+    const LaneBook& lane = pool.lanes[i];
+    if (!lane.in_use()) continue;
+    if (sender_gone(pool, lane) && lane_received(pool, i)) {
       free_lane(pools, pool, i);
       changed = true;
     } else {
       used[lane.queue] = true;
     }
   }
-  for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
-    const QueueEntry& entry = pool.view.queue(i);
-    if (!pool.queues[i].removed || used[i] || state_of(entry) == QueueState::free) continue;
-    if (entry.readers.load(kRelaxed) != 0 || entry.writers.load(kRelaxed) != 0) continue;
+  for (std::uint32_t i = 0; i < pool.queues.size(); ++i) {
+    const QueueBook& queue = pool.queues[i];
+    if (!queue.removed || used[i] || !queue.in_use()) continue;
+    if (queue.readers != 0 || queue.writers != 0) continue;
     free_queue(pool, i);
     changed = true;
   }
@@ -594,15 +560,14 @@ std::size_t drop_idle_holds(Pools& pools, Pool& pool, std::uint32_t index, bool&
   LaneBook& book = pool.lanes[index];
   const auto idle = [](const auto& hold) { return !hold.second.region->needed(); };
   if (std::ranges::none_of(book.holds, idle)) return 1;
-  const LaneEntry& lane = pool.view.lane(index);
-  const KnownLane known = known_lane(pool.view, index);
-  if (known && !lane_received(pool, index) && unread_by(known, pool.view.queue(lane.queue).readers.load(kRelaxed))) {
+  const KnownLane known = known_lane(pool, index);
+  if (known && !lane_received(pool, index) && unread_by(known, pool.queues[book.queue].readers)) {
     waits = true;
   } else {
     for (auto at = book.holds.begin(); at != book.holds.end();)
       if (const auto here = at++; idle(*here)) drop_hold(pools, book, here);
   }
-  return std::max<std::uint32_t>(lane.cells, 1);
+  return std::max<std::uint32_t>(book.cells, 1);
 }
 
 void drop_lanes(Pools& pools, Pool& pool) {
@@ -610,31 +575,24 @@ void drop_lanes(Pools& pools, Pool& pool) {
     while (!book.holds.empty()) drop_hold(pools, book, book.holds.begin());
 }
 
-bool queue_in_use(const Pool& pool, std::uint32_t queue) {
-  return state_of(pool.view.queue(queue)) != QueueState::free;
-}
-
 std::uint32_t unread_lanes(Pool& pool, std::uint32_t participant) {
   std::uint32_t count = 0;
   const std::uint32_t life = pool.participants[participant].life;
-  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
-    const LaneEntry& lane = pool.view.lane(i);
-    if (state_of(lane) == LaneState::free || lane.from != participant || lane.from_life != life) continue;
-    if (lane_received(pool, i)) continue;
-    if (const KnownLane known = known_lane(pool.view, i); known && unread(known.words, known.kind) != 0) ++count;
+  for (std::uint32_t i = 0; i < pool.lanes.size(); ++i) {
+    const LaneBook& lane = pool.lanes[i];
+    if (!lane.in_use() || !lane.is_from(participant, life) || lane_received(pool, i)) continue;
+    if (const KnownLane known = known_lane(pool, i); unread(known.words, known.kind) != 0) ++count;
   }
   return count;
 }
 
-std::optional<std::uint64_t> find_lane_memory(const pool::View& view, std::uint64_t bytes) {
+std::optional<std::uint64_t> find_lane_memory(const PoolTables& tables, std::uint64_t bytes) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> taken;  // offset, end
-  for (std::uint32_t i = 0; i < view.lanes(); ++i) {
-    const LaneEntry& lane = view.lane(i);
-    if (keeps_memory(lane)) taken.emplace_back(lane.offset, lane.offset + bytes_of(view, lane));
-  }
+  for (const LaneBook& lane : tables.lanes)
+    if (lane.keeps_memory()) taken.emplace_back(lane.offset, lane.offset + tables.bytes_of(lane));
   std::ranges::sort(taken);
-  taken.emplace_back(view.control_area().size(), 0);
-  std::uint64_t at = view.header().lane_memory;
+  taken.emplace_back(tables.view.control_area().size(), 0);
+  std::uint64_t at = tables.lane_memory;
   for (auto [begin, end] : taken) {
     if (begin >= at && begin - at >= bytes) return at;
     at = std::max(at, end);
@@ -642,10 +600,10 @@ std::optional<std::uint64_t> find_lane_memory(const pool::View& view, std::uint6
   return std::nullopt;
 }
 
-std::uint64_t lane_memory_used(const pool::View& view) {
+std::uint64_t lane_memory_used(const PoolTables& tables) {
   std::uint64_t sum = 0;
-  for (std::uint32_t i = 0; i < view.lanes(); ++i)
-    if (keeps_memory(view.lane(i))) sum += bytes_of(view, view.lane(i));
+  for (const LaneBook& lane : tables.lanes)
+    if (lane.keeps_memory()) sum += tables.bytes_of(lane);
   return sum;
 }
 

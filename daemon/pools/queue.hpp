@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queues and their lanes. The pool's directory has all facts that participants must know. This file has only those
-// that sessions have reported besides. A lane belongs to one life of each of its ends. Its memory is given out again
-// when its sender is gone or has finished, and no process can receive from it any more (D7). It is zeroed before that.
+// Queues and their lanes. A lane belongs to one life of each of its ends. Its memory is given out again when its sender
+// is gone or has finished, and no process can receive from it any more (D7). It is zeroed before that.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string_view>
 #include <vector>
 
 #include "base/result.hpp"
-#include "daemon/kit/account.hpp"
-#include "proto/pool_layout.hpp"
+#include "daemon/pools/pool_tables.hpp"
 #include "proto/shmb_wire.h"
 
 namespace shmb::daemon {
@@ -20,23 +17,6 @@ namespace shmb::daemon {
 struct Pools;
 class Session;
 struct Pool;
-struct Region;
-
-struct QueueBook {
-  std::uint64_t serial = 0;      // cursor of LIST, never reused
-  bool removed = false;          // goes with its last end and lane
-  std::uint64_t in_regions = 0;  // sum of the lanes that are free again, see LaneView::in_regions
-};
-
-struct LaneBook {
-  struct Hold {
-    Region* region = nullptr;
-    Charge charge;
-  };
-  bool sender_finished = false, receiver_done = false;  // receiver_done: spsc lanes
-  std::uint64_t through = 0;                            // receivers of other kinds, one bit each
-  std::map<std::uint64_t, Hold> holds;                  // regions that its messages name, by id
-};
 
 // Memory of a lane that is being made. Its cells are written in portions, in turns of the session that opens the queue
 // (law 8). Meanwhile no other lane of the pool is made, so no memory has to be reserved.
@@ -79,12 +59,11 @@ void drop_lanes(Pools& pools, Pool& pool);  // at the pool's end
 // cache lines it looked at. `waits`: such regions exist, and so do unread messages.
 std::size_t drop_idle_holds(Pools& pools, Pool& pool, std::uint32_t lane, bool& waits);
 bool lane_received(Pool& pool, std::uint32_t lane);  // no process can take a message from it any more
-bool queue_in_use(const Pool& pool, std::uint32_t queue);
 std::uint32_t unread_lanes(Pool& pool, std::uint32_t participant);
 
 // First fit over the ranges that the lane table shows as used, so that no other record is needed. nullopt: no gap is so
 // large.
-std::optional<std::uint64_t> find_lane_memory(const pool::View& view, std::uint64_t bytes);
-std::uint64_t lane_memory_used(const pool::View& view);
+std::optional<std::uint64_t> find_lane_memory(const PoolTables& tables, std::uint64_t bytes);
+std::uint64_t lane_memory_used(const PoolTables& tables);
 
 }  // namespace shmb::daemon

@@ -314,7 +314,7 @@ PoolRecord record_of(const Pool& pool) {
   out.owner_uid = pool.owner_uid;
   out.directory = pool.directory.get();
   out.control = pool.control.get();
-  out.broken = static_cast<std::uint8_t>(pool.broken());
+  out.broken = static_cast<std::uint8_t>(pool.broken);
   out.name_with_holders = pool.name_with_holders;
   out.name = text_in<out.name.size()>(pool.name);
   return out;

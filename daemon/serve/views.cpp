@@ -239,11 +239,6 @@ SlotCount count_slots(Pool& pool, Budget& budget) {
   return count;
 }
 
-bool in_use(const pool::LaneEntry& lane) {
-  return pool::Stamp::of(lane.stamp.load(std::memory_order_relaxed)).state !=
-         static_cast<std::uint8_t>(pool::LaneState::free);
-}
-
 void list_pools(const Request& request, const Filter& filter) {
   Page<shmbw_pool_record> page(request, filter);
   Budget budget;
@@ -263,7 +258,7 @@ void list_pools(const Request& request, const Filter& filter) {
     record.owner_uid = pool.owner_uid;
     if (!pool.name.empty()) record.flags |= SHMBW_POOL_NAMED;
     if (pool.name_with_holders) record.flags |= SHMBW_POOL_NAME_WITH_HOLDERS;
-    if (pool.broken() != pool::Broken::no) record.flags |= SHMBW_POOL_BROKEN;
+    if (pool.broken != pool::Broken::no) record.flags |= SHMBW_POOL_BROKEN;
     record.slots = pool.slots;
     record.slots_limit = pool.view.slots();
     record.slots_used = count_slots(pool, budget).used;
@@ -272,8 +267,8 @@ void list_pools(const Request& request, const Filter& filter) {
     record.participants = static_cast<std::uint32_t>(std::popcount(pool.live()));
     record.leaving = static_cast<std::uint32_t>(
         std::ranges::count_if(pool.participants, [](const Participant& who) { return who.repair != nullptr; }));
-    for (std::uint32_t i = 0; i < pool.view.queues(); ++i) record.queues += queue_in_use(pool, i);
-    for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) record.lanes += in_use(pool.view.lane(i));
+    for (const QueueBook& queue : pool.queues) record.queues += queue.in_use();
+    for (const LaneBook& lane : pool.lanes) record.lanes += lane.in_use();
     record.deaths = pool.deaths;
     record.created = pool.created;
     record.keep = pool.keep;
@@ -286,16 +281,16 @@ void list_pools(const Request& request, const Filter& filter) {
 
 // The figures of one queue, from its lanes. Words of the control area are bounded by what a lane can hold.
 void add_lanes(Pool& pool, std::uint32_t queue, shmbw_queue_record& record, Budget& budget) {
-  const std::uint64_t readers = pool.view.queue(queue).readers.load(std::memory_order_relaxed);
+  const std::uint64_t readers = pool.queues[queue].readers;
   std::uint64_t in_regions = pool.queues[queue].in_regions;
-  for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
-    const pool::LaneEntry& lane = pool.view.lane(i);
-    if (!in_use(lane) || lane.queue != queue || lane.queue_serial != record.serial) continue;
+  for (std::uint32_t i = 0; i < pool.lanes.size(); ++i) {
+    const LaneBook& lane = pool.lanes[i];
+    if (!lane.in_use() || !pool.of_queue(lane, queue)) continue;
     ++record.lanes;
-    record.regions += pool.lanes[i].holds.size();
-    const KnownLane known = known_lane(pool.view, i);
-    if (known) in_regions += known.words.in_regions().load(std::memory_order_relaxed);
-    if (!known || !budget.take(known.words.cells())) continue;
+    record.regions += lane.holds.size();
+    const KnownLane known = known_lane(pool, i);
+    in_regions += known.words.in_regions().load(std::memory_order_relaxed);
+    if (!budget.take(known.words.cells())) continue;
     if (known.kind != pool::QueueKind::broadcast) {
       record.depth += unread(known.words, known.kind);
       continue;
@@ -327,41 +322,40 @@ void list_queues(const Request& request, const Filter& filter) {
   std::vector<QueueRow> all;
   for (auto& [id, pool] : request.ledger.pools.all) {
     if (!filter.takes(pool) || !sees(request.session, pool)) continue;
-    for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
-      if (!queue_in_use(pool, i)) continue;
+    for (std::uint32_t i = 0; i < pool.queues.size(); ++i) {
+      const QueueBook& queue = pool.queues[i];
+      if (!queue.in_use()) continue;
       page.count(0);
-      if (page.wants(pool.queues[i].serial)) all.push_back({pool.queues[i].serial, &pool, i});
+      if (page.wants(queue.row)) all.push_back({queue.row, &pool, i});
     }
   }
   std::ranges::sort(all, std::less<>(), &QueueRow::serial);
   Budget budget;
   for (const QueueRow& row : all) {
     Pool& pool = *row.pool;
-    const pool::QueueEntry& queue = pool.view.queue(row.index);
-    const std::string_view name(queue.name, queue.name_length);
+    const QueueBook& queue = pool.queues[row.index];
     const std::string pool_text = pool.name.empty() ? names::id_text(pool.id) : pool.name;
-    if (!page.room(pool_text.size() + name.size())) break;
-    const pool::Stamp stamp = pool::Stamp::of(queue.stamp.load(std::memory_order_relaxed));
+    if (!page.room(pool_text.size() + queue.name.size())) break;
     shmbw_queue_record record{};
     record.pool = pool.id;
     record.group = pool.group->id;
     record.queue = row.index;
-    record.serial = stamp.serial;
-    record.kind = queue.kind;
+    record.serial = queue.serial;
+    record.kind = static_cast<std::uint32_t>(queue.kind);
     if ((queue.flags & pool::kQueueDropOldest) != 0) record.flags |= SHMBW_QUEUE_OPEN_DROP_OLDEST;
     if ((queue.flags & pool::kQueueExpiring) != 0) record.flags |= SHMBW_QUEUE_OPEN_EXPIRING;
     if ((queue.flags & pool::kQueueAtLeastOnce) != 0) record.flags |= SHMBW_QUEUE_OPEN_AT_LEAST_ONCE;
     record.cells = queue.cells;
     record.cell_size = queue.cell_size;
-    record.readers = static_cast<std::uint32_t>(std::popcount(queue.readers.load(std::memory_order_relaxed)));
-    record.writers = static_cast<std::uint32_t>(std::popcount(queue.writers.load(std::memory_order_relaxed)));
-    record.closed = stamp.state == static_cast<std::uint8_t>(pool::QueueState::closed);
+    record.readers = static_cast<std::uint32_t>(std::popcount(queue.readers));
+    record.writers = static_cast<std::uint32_t>(std::popcount(queue.writers));
+    record.closed = queue.state == pool::QueueState::closed;
     record.owner_uid = pool.owner_uid;
-    record.deaths = queue.deaths.load(std::memory_order_relaxed);
+    record.deaths = queue.deaths;
     add_lanes(pool, row.index, record, budget);
     record.pool_len = static_cast<std::uint16_t>(pool_text.size());
-    record.name_len = static_cast<std::uint16_t>(name.size());
-    page.add(row.serial, record, {pool_text, name});
+    record.name_len = static_cast<std::uint16_t>(queue.name.size());
+    page.add(row.serial, record, {pool_text, queue.name});
   }
   page.send();
 }
@@ -397,16 +391,15 @@ void list_participants(const Request& request, const Filter& filter) {
     record.pid = who.pid;
     record.uid = who.uid;
     record.slots_held = slots.held[row.index];
-    for (std::uint32_t i = 0; i < pool.view.queues(); ++i) {
-      if (!queue_in_use(pool, i)) continue;
-      record.reading += (pool.view.queue(i).readers.load(std::memory_order_relaxed) & bit) != 0;
-      record.writing += (pool.view.queue(i).writers.load(std::memory_order_relaxed) & bit) != 0;
+    for (const QueueBook& queue : pool.queues) {
+      if (!queue.in_use()) continue;
+      record.reading += (queue.readers & bit) != 0;
+      record.writing += (queue.writers & bit) != 0;
     }
-    for (std::uint32_t i = 0; i < pool.view.lanes(); ++i) {
-      const pool::LaneEntry& lane = pool.view.lane(i);
-      if (!in_use(lane) || lane.from != row.index || lane.from_life != who.life) continue;
-      const KnownLane known = known_lane(pool.view, i);
-      if (known && known.kind != pool::QueueKind::broadcast && budget.take(known.words.cells()))
+    for (std::uint32_t i = 0; i < pool.lanes.size(); ++i) {
+      if (!pool.lanes[i].in_use() || !pool.lanes[i].is_from(row.index, who.life)) continue;
+      const KnownLane known = known_lane(pool, i);
+      if (known.kind != pool::QueueKind::broadcast && budget.take(known.words.cells()))
         record.unread += unread(known.words, known.kind);
     }
     page.add(row.serial, record);

@@ -25,7 +25,7 @@ using pool::Stamp;
 
 namespace {
 
-constexpr std::uint32_t kSlots = 12, kCells = 4;
+constexpr std::uint32_t kSlotCount = 12, kCells = 4;
 constexpr std::size_t kPlenty = 1 << 20;
 
 struct FreeAligned {
@@ -42,7 +42,7 @@ Memory memory(std::size_t bytes) {
 // Participants 0 to 3 live; queues 0 line, 1 claim, 2 broadcast, each expiring or not.
 struct Ground final : RepairFacts {
   explicit Ground(std::uint32_t flags = 0) {
-    shape.slots = kSlots;
+    shape.slots = kSlotCount;
     shape.lanes = 8;
     shape.queues = 4;
     shape.segments = 1;
@@ -51,21 +51,25 @@ struct Ground final : RepairFacts {
     control_bytes = pool::control_bytes(shape);
     directory = memory(directory_bytes);
     control = memory(control_bytes);
-    view = pool::lay_out(shape, 1, 2, {directory.get(), directory_bytes}, {control.get(), control_bytes});
+    tables.begin(pool::lay_out(shape, 1, 2, {directory.get(), directory_bytes}, {control.get(), control_bytes}));
     for (std::uint32_t i = 0; i < 4; ++i) {
       view.participant(i).stamp = Stamp{i + 10, static_cast<std::uint8_t>(ParticipantState::live)}.word();
       if (i == 3) continue;
-      pool::QueueEntry& queue = view.queue(i);
-      queue.kind = static_cast<std::uint8_t>(i + 1);
+      QueueBook& queue = tables.queues[i];
+      queue.state = pool::QueueState::open;
+      queue.kind = static_cast<QueueKind>(i + 1);
+      queue.serial = 1;
       queue.flags = flags;
       queue.cells = kCells;
       queue.cell_size = 64;
-      queue.stamp = Stamp{1, static_cast<std::uint8_t>(pool::QueueState::open)}.word();
+      tables.enter_queue(i);
     }
   }
   std::uint32_t add_lane(QueueKind kind, std::uint32_t from, std::uint32_t to = pool::kNone) {
     const std::uint32_t index = lanes++;
-    pool::LaneEntry& lane = view.lane(index);
+    LaneBook& lane = tables.lanes[index];
+    lane.state = LaneState::open;
+    lane.serial = index + 1;
     lane.queue = static_cast<std::uint32_t>(kind) - 1;
     lane.queue_serial = 1;
     lane.from = from;
@@ -73,14 +77,14 @@ struct Ground final : RepairFacts {
     lane.to = to;
     lane.cells = kCells;
     lane.cell_size = 64;
-    lane.offset = view.header().lane_memory + at;
+    lane.offset = tables.lane_memory + at;
     at += pool::lane_bytes(kind, kCells, 64);
     pool::prepare_lane(view.lane_memory(lane.offset), kind, kCells, 64);
-    lane.stamp = Stamp{index + 1, static_cast<std::uint8_t>(LaneState::open)}.word();
+    tables.enter_lane(index);
     return index;
   }
   std::uint32_t life(std::uint32_t index) { return Stamp::of(view.participant(index).stamp.load()).serial; }
-  pool::LaneView words(std::uint32_t lane) { return known_lane(view, lane).words; }
+  pool::LaneView words(std::uint32_t lane) { return known_lane(tables, lane).words; }
   void hold(std::uint32_t slot, std::uint32_t who) { view.slot(slot).holders.fetch_or(std::uint64_t{1} << who); }
   bool holds(std::uint32_t slot, std::uint32_t who) { return (view.slot(slot).holders.load() >> who & 1) != 0; }
   void publish(std::uint32_t lane, std::uint64_t position, std::uint32_t slot, std::uint8_t tag = pool::kTagSlot,
@@ -99,8 +103,9 @@ struct Ground final : RepairFacts {
   CellWord word(std::uint32_t lane, std::uint64_t position) {
     return CellWord::of(words(lane).cell(position).word.load());
   }
-  Repair::State repair(std::uint32_t who, std::int64_t now = 1000) {
-    return Repair(view, who, ParticipantState::dead).run(kPlenty, now, *this);
+  Repair::State repair(std::uint32_t who, std::int64_t now = 1000) { return repair_of(who).run(kPlenty, now, *this); }
+  Repair repair_of(std::uint32_t who, ParticipantState as = ParticipantState::dead) {
+    return Repair(tables, who, life(who), as);
   }
   bool receivers_done(std::uint32_t lane) override { return done.contains(lane); }
   void wake_peers() override {
@@ -111,7 +116,8 @@ struct Ground final : RepairFacts {
   pool::Shape shape;
   std::size_t directory_bytes = 0, control_bytes = 0;
   Memory directory, control;
-  pool::View view;
+  PoolTables tables;
+  const pool::View& view = tables.view;
   std::uint32_t lanes = 0;
   std::uint64_t at = 0;
   std::set<std::uint32_t> done;
@@ -127,7 +133,7 @@ TEST_CASE("D1: the dead one is dead to all at once, and no participant tries to 
   ground.view.queue_waiters(1).readers.mask = 0b10;
   ground.view.queue_waiters(3).writers.mask = 0b110;
   ground.view.wait(1).sleep = 77;
-  Repair repair(ground.view, 1, ParticipantState::left);
+  Repair repair = ground.repair_of(1, ParticipantState::left);
   CHECK(repair.run(0, 0, ground) == Repair::State::working);
   CHECK(Stamp::of(ground.view.participant(1).stamp.load()) ==
         Stamp{11, static_cast<std::uint8_t>(ParticipantState::left)});
@@ -165,14 +171,14 @@ TEST_CASE("D2: no newcomer inherits a place in a ring") {
 TEST_CASE("D3 and D4, spsc: exactly the slots of unread messages keep the dead one's bit") {
   Ground ground;
   const std::uint32_t lane = ground.add_lane(QueueKind::spsc, 1, 2);
-  for (std::uint32_t slot = 0; slot < kSlots; ++slot) ground.hold(slot, 1);
+  for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) ground.hold(slot, 1);
   ground.hold(9, 3);
   // Positions 4 to 6 were sent, 4 has been taken; 7 was begun and never published.
   for (std::uint64_t position : {4, 5, 6}) ground.publish(lane, position, static_cast<std::uint32_t>(position));
   ground.words(lane).head() = 5;
-  Repair repair(ground.view, 1, ParticipantState::dead);
+  Repair repair = ground.repair_of(1);
   CHECK(repair.run(kPlenty, 0, ground) == Repair::State::waiting);
-  for (std::uint32_t slot = 0; slot < kSlots; ++slot) CHECK(ground.holds(slot, 1) == (slot == 5 || slot == 6));
+  for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) CHECK(ground.holds(slot, 1) == (slot == 5 || slot == 6));
   CHECK(ground.holds(9, 3));
   CHECK(repair.slots_used() == 3);
   // One is taken, then the reader is through.
@@ -184,16 +190,16 @@ TEST_CASE("D3 and D4, spsc: exactly the slots of unread messages keep the dead o
   ground.done.insert(lane);
   repair.look_again();
   CHECK(repair.run(kPlenty, 0, ground) == Repair::State::clean);
-  for (std::uint32_t slot = 0; slot < kSlots; ++slot) CHECK_FALSE(ground.holds(slot, 1));
+  for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) CHECK_FALSE(ground.holds(slot, 1));
 }
 
 TEST_CASE("D4: groups in which a slot is free are counted up, also for one that the dead did not count") {
   Ground ground;
-  for (std::uint32_t slot = 0; slot < kSlots; ++slot) ground.hold(slot, 3);
+  for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) ground.hold(slot, 3);
   CHECK(ground.repair(1) == Repair::State::clean);
   CHECK(ground.view.freed(0).load() == 0);  // all are held by others
   SUBCASE("one that it held") {
-    ground.view.slot(kSlots - 1).holders = 1 << 2;
+    ground.view.slot(kSlotCount - 1).holders = 1 << 2;
     CHECK(ground.repair(2) == Repair::State::clean);
     CHECK(ground.view.freed(0).load() == 1);
   }
@@ -204,7 +210,7 @@ TEST_CASE("D4: groups in which a slot is free are counted up, also for one that 
   }
   SUBCASE("in portions of one line") {
     ground.view.slot(5).holders = 1 << 2;
-    Repair repair(ground.view, 2, ParticipantState::dead);
+    Repair repair = ground.repair_of(2);
     while (repair.run(1, 0, ground) == Repair::State::working) {
     }
     CHECK(ground.view.freed(0).load() == 1);
@@ -230,7 +236,7 @@ TEST_CASE("D5: peers are woken behind the sweep, also by a repair that then wait
 TEST_CASE("D3, mpmc: full and claimed cells keep their slots, done ones and other senders' do not") {
   Ground ground;
   const std::uint32_t mine = ground.add_lane(QueueKind::mpmc, 1), theirs = ground.add_lane(QueueKind::mpmc, 0);
-  for (std::uint32_t slot = 0; slot < kSlots; ++slot) ground.hold(slot, 1);
+  for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) ground.hold(slot, 1);
   ground.publish(mine, 0, 3);
   ground.publish(mine, 1, 4);
   ground.claim(mine, 1, 2);
@@ -238,7 +244,7 @@ TEST_CASE("D3, mpmc: full and claimed cells keep their slots, done ones and othe
   ground.words(mine).cell(2).word = CellWord::empty(2 + kCells);
   ground.publish(theirs, 0, 6);
   CHECK(ground.repair(1) == Repair::State::waiting);
-  for (std::uint32_t slot = 0; slot < kSlots; ++slot) CHECK(ground.holds(slot, 1) == (slot == 3 || slot == 4));
+  for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) CHECK(ground.holds(slot, 1) == (slot == 3 || slot == 4));
 }
 
 TEST_CASE("a repair that waits sweeps again only when something else is to be kept, and says what it left to others") {
@@ -248,13 +254,13 @@ TEST_CASE("a repair that waits sweeps again only when something else is to be ke
     ground.hold(slot, 1);
     ground.publish(lane, slot, slot);
   }
-  Repair repair(ground.view, 1, ParticipantState::dead);
+  Repair repair = ground.repair_of(1);
   REQUIRE(repair.run(kPlenty, 0, ground) == Repair::State::waiting);
   const std::size_t first = kPlenty - repair.left();
   const int wakes = ground.wakes;
   repair.look_again();
   CHECK(repair.run(kPlenty, 0, ground) == Repair::State::waiting);
-  CHECK(kPlenty - repair.left() + kSlots <= first);
+  CHECK(kPlenty - repair.left() + kSlotCount <= first);
   CHECK(ground.wakes == wakes);
   ground.words(lane).cell(1).word = CellWord::empty(1 + kCells);
   repair.look_again();
@@ -270,7 +276,7 @@ TEST_CASE("a repair that waits sweeps again only when something else is to be ke
 TEST_CASE("D3, broadcast: every full cell while a reader is attached, none that was being overwritten") {
   Ground ground;
   const std::uint32_t lane = ground.add_lane(QueueKind::broadcast, 1);
-  for (std::uint32_t slot = 0; slot < kSlots; ++slot) ground.hold(slot, 1);
+  for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) ground.hold(slot, 1);
   for (std::uint64_t position = 0; position < 3; ++position) ground.publish(lane, position, 8);
   ground.publish(lane, 1, 7);
   ground.words(lane).cell(2).word = CellWord::busy(6);
@@ -278,7 +284,7 @@ TEST_CASE("D3, broadcast: every full cell while a reader is attached, none that 
   CHECK(attached(ground.words(lane), 0b100));
   CHECK_FALSE(attached(ground.words(lane), 0b1001));
   CHECK(ground.repair(1) == Repair::State::waiting);
-  for (std::uint32_t slot = 0; slot < kSlots; ++slot) CHECK(ground.holds(slot, 1) == (slot == 7 || slot == 8));
+  for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) CHECK(ground.holds(slot, 1) == (slot == 7 || slot == 8));
 }
 
 TEST_CASE("a ring has unread messages behind a cell that is being overwritten") {
@@ -286,7 +292,7 @@ TEST_CASE("a ring has unread messages behind a cell that is being overwritten") 
   const std::uint32_t index = ground.add_lane(QueueKind::broadcast, 1);
   for (std::uint64_t position = 1; position < 4; ++position) ground.publish(index, position, 0);
   ground.words(index).cell(4).word = CellWord::busy(4);
-  const KnownLane lane = known_lane(ground.view, index);
+  const KnownLane lane = known_lane(ground.tables, index);
   std::atomic<std::uint64_t>& place = lane.words.reader(2).position;
   place = 1 + 0;  // a whole lap behind
   CHECK(unread_by(lane, 0b100));
@@ -301,7 +307,7 @@ TEST_CASE("an spsc lane has unread messages while the first is taken and its cel
   Ground ground;
   const std::uint32_t index = ground.add_lane(QueueKind::spsc, 1, 2);
   for (std::uint64_t position = 1; position < 5; ++position) ground.publish(index, position, 0);
-  const KnownLane lane = known_lane(ground.view, index);
+  const KnownLane lane = known_lane(ground.tables, index);
   CHECK(lane.words.head().load() == 0);  // as it was when the look began
   CHECK(unread_by(lane, 0));
   CHECK(unread(lane.words, QueueKind::spsc) == kCells);
@@ -349,8 +355,8 @@ TEST_CASE("a slot that does not exist, and a tag that no message has, break the 
     Ground ground;
     const std::uint32_t lane = ground.add_lane(QueueKind::spsc, 1, 2);
     ground.hold(0, 1);
-    ground.publish(lane, 0, slot ? kSlots : 0, slot ? pool::kTagSlot : std::uint8_t{200});
-    Repair repair(ground.view, 1, ParticipantState::dead);
+    ground.publish(lane, 0, slot ? kSlotCount : 0, slot ? pool::kTagSlot : std::uint8_t{200});
+    Repair repair = ground.repair_of(1);
     CHECK(repair.run(kPlenty, 0, ground) == Repair::State::clean);
     CHECK(repair.found_impossible());
     CHECK_FALSE(ground.holds(0, 1));
@@ -363,7 +369,7 @@ namespace {
 void furnish(Ground& ground) {
   const std::uint32_t line = ground.add_lane(QueueKind::spsc, 1, 2), claim = ground.add_lane(QueueKind::mpmc, 1),
                       ring = ground.add_lane(QueueKind::broadcast, 1), other = ground.add_lane(QueueKind::mpmc, 0);
-  for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
+  for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) {
     ground.hold(slot, 1);
     if (slot % 3 == 0) ground.hold(slot, 2);
     if (slot % 4 == 0) ground.hold(slot, 3);
@@ -384,7 +390,7 @@ void furnish(Ground& ground) {
 
 std::vector<std::uint64_t> picture(Ground& ground) {
   std::vector<std::uint64_t> out;
-  for (std::uint32_t i = 0; i < kSlots; ++i) out.push_back(ground.view.slot(i).holders.load());
+  for (std::uint32_t i = 0; i < kSlotCount; ++i) out.push_back(ground.view.slot(i).holders.load());
   for (std::uint32_t lane = 0; lane < ground.lanes; ++lane)
     for (std::uint64_t cell = 0; cell < kCells; ++cell) out.push_back(ground.words(lane).cell(cell).word.load());
   for (std::uint32_t i = 0; i < 4; ++i) {
@@ -398,7 +404,7 @@ std::vector<std::uint64_t> picture(Ground& ground) {
 int lines_of(std::uint32_t who) {
   Ground ground;
   furnish(ground);
-  Repair repair(ground.view, who, ParticipantState::dead);
+  Repair repair = ground.repair_of(who);
   int lines = 1;
   while (repair.run(1, 0, ground) == Repair::State::working) ++lines;
   return lines;
@@ -412,12 +418,12 @@ TEST_CASE("stopped after any line of work and begun again from D1, the repair co
     furnish(whole);
     const Repair::State end = whole.repair(who);
     const int lines = lines_of(who);
-    REQUIRE(lines > static_cast<int>(kSlots));
+    REQUIRE(lines > static_cast<int>(kSlotCount));
     for (int stop = 0; stop <= lines; ++stop) {
       Ground ground;
       furnish(ground);
       {
-        Repair first(ground.view, who, ParticipantState::dead);
+        Repair first = ground.repair_of(who);
         for (int i = 0; i < stop; ++i) first.run(1, 0, ground);
       }
       CHECK(ground.repair(who) == end);
@@ -440,7 +446,7 @@ TEST_CASE(
       for (int gap = 0; gap <= lines; ++gap) {
         Ground ground;
         furnish(ground);
-        Repair first(ground.view, who, ParticipantState::dead);
+        Repair first = ground.repair_of(who);
         for (int i = 0; i < gap; ++i) first.run(1, 0, ground);
         ground.repair(second);
         first.look_again();
@@ -459,7 +465,7 @@ TEST_CASE("after any death: no bit of the dead is left without an unread message
     for (int round = 0; round < 2; ++round)
       for (std::uint32_t who = 0; who < 4; ++who)
         if ((dead >> who & 1) != 0) ground.repair(who);
-    for (std::uint32_t slot = 0; slot < kSlots; ++slot) {
+    for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) {
       const std::uint64_t now = ground.view.slot(slot).holders.load();
       CHECK((now & ~std::uint64_t{dead}) == (before[slot] & ~std::uint64_t{dead}));
       const std::uint64_t named = slot <= 5 ? 0b10 : 0;  // of sender 1's unread messages
@@ -473,13 +479,13 @@ TEST_CASE("after any death: no bit of the dead is left without an unread message
     for (std::uint32_t lane = 0; lane < ground.lanes; ++lane) ground.done.insert(lane);
     for (std::uint32_t who = 0; who < 4; ++who)
       if ((dead >> who & 1) != 0) CHECK(ground.repair(who) == Repair::State::clean);
-    for (std::uint32_t slot = 0; slot < kSlots; ++slot) CHECK((ground.view.slot(slot).holders.load() & dead) == 0);
+    for (std::uint32_t slot = 0; slot < kSlotCount; ++slot) CHECK((ground.view.slot(slot).holders.load() & dead) == 0);
   }
 }
 
 TEST_CASE("with any bytes in the control area, the work is bounded and the bits of others stay") {
   std::mt19937_64 random(20260612);
-  const std::uint64_t lines_at_most = 4 * (kSlots + 8 + 8 * kCells);
+  const std::uint64_t lines_at_most = 4 * (kSlotCount + 8 + 8 * kCells);
   int impossible = 0;
   for (int round = 0; round < 2000; ++round) {
     Ground ground;
@@ -501,14 +507,14 @@ TEST_CASE("with any bytes in the control area, the work is bounded and the bits 
                     .word();
     }
     std::vector<std::uint64_t> others;
-    for (std::uint32_t slot = 0; slot < kSlots; ++slot)
+    for (std::uint32_t slot = 0; slot < kSlotCount; ++slot)
       others.push_back(ground.view.slot(slot).holders.load() & ~std::uint64_t{0b10});
-    Repair repair(ground.view, 1, ParticipantState::dead);
+    Repair repair = ground.repair_of(1);
     std::uint64_t lines = 0;
     while (repair.run(1, 1000, ground) == Repair::State::working && lines <= lines_at_most) ++lines;
     CHECK(lines <= lines_at_most);
     impossible += repair.found_impossible();
-    for (std::uint32_t slot = 0; slot < kSlots; ++slot)
+    for (std::uint32_t slot = 0; slot < kSlotCount; ++slot)
       CHECK((ground.view.slot(slot).holders.load() & ~std::uint64_t{0b10}) == others[slot]);
   }
   CHECK(impossible > 0);

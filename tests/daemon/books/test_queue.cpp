@@ -2,7 +2,6 @@
 // Queues and lanes in the books: who may open what, when lanes come and go, what unread messages keep, and what LIST
 // tells of it all.
 #include "base/sys_process.hpp"
-#include "daemon/pools/queue.hpp"
 #include "tests/daemon/books/pool_client.hpp"
 
 using namespace shmb;
@@ -488,7 +487,7 @@ TEST_CASE("impossible words of a dead participant break its pool and nothing els
   CHECK(pool_leave(scene.reader, scene.id).status() == Status::ok);
 }
 
-TEST_CASE("lane memory is found first fit, by the lane table alone") {
+TEST_CASE("lane memory is found first fit, and what it lacks is said in bytes") {
   Scene scene({.lane_bytes = 16 << 10});
   const std::uint64_t lane = pool::lane_bytes(pool::QueueKind::mpmc, 32, 64);
   std::vector<shmbw_queue_open_reply> queues;
@@ -497,18 +496,19 @@ TEST_CASE("lane memory is found first fit, by the lane table alone") {
     if (reply.status() != Status::ok) {
       CHECK(reply.error().shortage.slot == SHMBW_SLOT_LANE_BYTES);
       CHECK(reply.error().shortage.asked == lane);
+      CHECK(reply.error().shortage.used == queues.size() * lane);
       break;
     }
     queues.push_back(opened(reply));
   }
   REQUIRE(queues.size() == (scene.view().control_area().size() - scene.view().header().lane_memory) / lane);
-  CHECK(daemon::lane_memory_used(scene.view()) == queues.size() * lane);
-  CHECK_FALSE(daemon::find_lane_memory(scene.view(), lane));
   const std::uint64_t gap = scene.view().lane(queues[2].lane).offset;
   queue_close(scene.writer, scene.id, queues[2], SHMBW_QUEUE_CLOSE_WRITER | SHMBW_QUEUE_CLOSE_REMOVE);
   lane_finished(scene.writer, scene.id, queues[2].lane, queues[2].lane_serial, kSender);
-  CHECK(daemon::find_lane_memory(scene.view(), lane) == gap);
-  CHECK_FALSE(daemon::find_lane_memory(scene.view(), lane + 128));
+  // Too large for the gap.
+  CHECK(queue_open(scene.writer, scene.id, "large", {kMpmc, kWriter, 64}).status() == Status::limit);
+  const auto again = opened(queue_open(scene.writer, scene.id, "again", {kMpmc, kWriter, 32}));
+  CHECK(scene.view().lane(again.lane).offset == gap);
 }
 
 TEST_CASE("lane memory that is prepared in parts is as if prepared at once, and what lies behind it is not touched") {
