@@ -11,7 +11,7 @@
 
 namespace shmb::daemon::books {
 
-inline constexpr std::uint16_t kMajor = 1, kMinor = 1;
+inline constexpr std::uint16_t kMajor = 1, kMinor = 2;
 
 enum class Type : std::uint8_t { number, signed_number, truth, descriptor, secret, text, numbers };
 struct Field {
@@ -616,7 +616,7 @@ inline constexpr auto kFailureFields = std::to_array<Field>({
     {"text", Type::text, 8, 1, 400},
 });
 
-// A pool, without its queues and lanes.
+// A pool. What its directory says of it follows from its records.
 struct PoolRecord {
   static constexpr std::uint32_t kNumber = 14;
   std::uint64_t id = 0;
@@ -637,10 +637,11 @@ struct PoolRecord {
   bool name_with_holders = false;
   std::array<std::uint8_t, 2> reserved{};
   std::array<char, 96> name{};
+  std::uint64_t last_lane_serial = 0;
   std::uint64_t check = 0;
 };
 static_assert(std::is_trivially_copyable_v<PoolRecord>);
-static_assert(sizeof(PoolRecord) == 184);
+static_assert(sizeof(PoolRecord) == 192);
 static_assert(offsetof(PoolRecord, id) == 0);
 static_assert(offsetof(PoolRecord, group) == 8);
 static_assert(offsetof(PoolRecord, created) == 16);
@@ -659,6 +660,7 @@ static_assert(offsetof(PoolRecord, broken) == 76);
 static_assert(offsetof(PoolRecord, name_with_holders) == 77);
 static_assert(offsetof(PoolRecord, reserved) == 78);
 static_assert(offsetof(PoolRecord, name) == 80);
+static_assert(offsetof(PoolRecord, last_lane_serial) == 176);
 inline constexpr auto kPoolFields = std::to_array<Field>({
     {"id", Type::number, 0, 8, 1},
     {"group", Type::number, 8, 8, 1, 5},
@@ -677,6 +679,7 @@ inline constexpr auto kPoolFields = std::to_array<Field>({
     {"broken", Type::number, 76, 1, 1},
     {"name_with_holders", Type::truth, 77, 1, 1},
     {"name", Type::text, 80, 1, 96},
+    {"last_lane_serial", Type::number, 176, 8, 1},
 });
 
 // The last life of an index of a pool. One that was never given out has no record.
@@ -903,6 +906,148 @@ inline constexpr auto kGpuDeviceFields = std::to_array<Field>({
     {"uuid", Type::numbers, 24, 1, 16},
 });
 
+// The last queue at an index of a pool. An index that never had one has no record.
+struct QueueRecord {
+  static constexpr std::uint32_t kNumber = 21;
+  std::uint64_t id = 0;
+  std::uint64_t pool = 0;
+  std::uint64_t readers = 0;
+  std::uint64_t writers = 0;
+  std::uint64_t in_regions = 0;
+  std::uint32_t index = 0;
+  std::uint32_t serial = 0;
+  std::uint32_t flags = 0;
+  std::uint32_t cells = 0;
+  std::uint32_t cell_size = 0;
+  std::uint32_t generation = 0;
+  std::uint32_t writer_lane = 0;
+  std::uint32_t deaths = 0;
+  std::uint8_t kind = 0;
+  std::uint8_t state = 0;
+  bool removed = false;
+  std::array<std::uint8_t, 5> reserved{};
+  std::array<char, 96> name{};
+  std::uint64_t check = 0;
+};
+static_assert(std::is_trivially_copyable_v<QueueRecord>);
+static_assert(sizeof(QueueRecord) == 184);
+static_assert(offsetof(QueueRecord, id) == 0);
+static_assert(offsetof(QueueRecord, pool) == 8);
+static_assert(offsetof(QueueRecord, readers) == 16);
+static_assert(offsetof(QueueRecord, writers) == 24);
+static_assert(offsetof(QueueRecord, in_regions) == 32);
+static_assert(offsetof(QueueRecord, index) == 40);
+static_assert(offsetof(QueueRecord, serial) == 44);
+static_assert(offsetof(QueueRecord, flags) == 48);
+static_assert(offsetof(QueueRecord, cells) == 52);
+static_assert(offsetof(QueueRecord, cell_size) == 56);
+static_assert(offsetof(QueueRecord, generation) == 60);
+static_assert(offsetof(QueueRecord, writer_lane) == 64);
+static_assert(offsetof(QueueRecord, deaths) == 68);
+static_assert(offsetof(QueueRecord, kind) == 72);
+static_assert(offsetof(QueueRecord, state) == 73);
+static_assert(offsetof(QueueRecord, removed) == 74);
+static_assert(offsetof(QueueRecord, reserved) == 75);
+static_assert(offsetof(QueueRecord, name) == 80);
+inline constexpr auto kQueueFields = std::to_array<Field>({
+    {"id", Type::number, 0, 8, 1},
+    {"pool", Type::number, 8, 8, 1, 14},
+    {"readers", Type::number, 16, 8, 1},
+    {"writers", Type::number, 24, 8, 1},
+    {"in_regions", Type::number, 32, 8, 1},
+    {"index", Type::number, 40, 4, 1},
+    {"serial", Type::number, 44, 4, 1},
+    {"flags", Type::number, 48, 4, 1},
+    {"cells", Type::number, 52, 4, 1},
+    {"cell_size", Type::number, 56, 4, 1},
+    {"generation", Type::number, 60, 4, 1},
+    {"writer_lane", Type::number, 64, 4, 1},
+    {"deaths", Type::number, 68, 4, 1},
+    {"kind", Type::number, 72, 1, 1},
+    {"state", Type::number, 73, 1, 1},
+    {"removed", Type::truth, 74, 1, 1},
+    {"name", Type::text, 80, 1, 96},
+});
+
+// A lane that is in use, or a ring whose memory waits for the next writer of its queue.
+struct LaneRecord {
+  static constexpr std::uint32_t kNumber = 22;
+  std::uint64_t id = 0;
+  std::uint64_t pool = 0;
+  std::uint64_t queue = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t through = 0;
+  std::uint32_t index = 0;
+  std::uint32_t serial = 0;
+  std::uint32_t from = 0;
+  std::uint32_t from_life = 0;
+  std::uint32_t to = 0;
+  std::uint32_t to_life = 0;
+  std::uint32_t cells = 0;
+  std::uint32_t cell_size = 0;
+  std::uint8_t state = 0;
+  bool sender_finished = false;
+  bool receiver_done = false;
+  std::array<std::uint8_t, 5> reserved{};
+  std::uint64_t check = 0;
+};
+static_assert(std::is_trivially_copyable_v<LaneRecord>);
+static_assert(sizeof(LaneRecord) == 88);
+static_assert(offsetof(LaneRecord, id) == 0);
+static_assert(offsetof(LaneRecord, pool) == 8);
+static_assert(offsetof(LaneRecord, queue) == 16);
+static_assert(offsetof(LaneRecord, offset) == 24);
+static_assert(offsetof(LaneRecord, through) == 32);
+static_assert(offsetof(LaneRecord, index) == 40);
+static_assert(offsetof(LaneRecord, serial) == 44);
+static_assert(offsetof(LaneRecord, from) == 48);
+static_assert(offsetof(LaneRecord, from_life) == 52);
+static_assert(offsetof(LaneRecord, to) == 56);
+static_assert(offsetof(LaneRecord, to_life) == 60);
+static_assert(offsetof(LaneRecord, cells) == 64);
+static_assert(offsetof(LaneRecord, cell_size) == 68);
+static_assert(offsetof(LaneRecord, state) == 72);
+static_assert(offsetof(LaneRecord, sender_finished) == 73);
+static_assert(offsetof(LaneRecord, receiver_done) == 74);
+static_assert(offsetof(LaneRecord, reserved) == 75);
+inline constexpr auto kLaneFields = std::to_array<Field>({
+    {"id", Type::number, 0, 8, 1},
+    {"pool", Type::number, 8, 8, 1, 14},
+    {"queue", Type::number, 16, 8, 1, 21},
+    {"offset", Type::number, 24, 8, 1},
+    {"through", Type::number, 32, 8, 1},
+    {"index", Type::number, 40, 4, 1},
+    {"serial", Type::number, 44, 4, 1},
+    {"from", Type::number, 48, 4, 1},
+    {"from_life", Type::number, 52, 4, 1},
+    {"to", Type::number, 56, 4, 1},
+    {"to_life", Type::number, 60, 4, 1},
+    {"cells", Type::number, 64, 4, 1},
+    {"cell_size", Type::number, 68, 4, 1},
+    {"state", Type::number, 72, 1, 1},
+    {"sender_finished", Type::truth, 73, 1, 1},
+    {"receiver_done", Type::truth, 74, 1, 1},
+});
+
+// A region that a lane holds for its messages. It counts as a lease of the pool's group.
+struct HoldRecord {
+  static constexpr std::uint32_t kNumber = 23;
+  std::uint64_t id = 0;
+  std::uint64_t lane = 0;
+  std::uint64_t region = 0;
+  std::uint64_t check = 0;
+};
+static_assert(std::is_trivially_copyable_v<HoldRecord>);
+static_assert(sizeof(HoldRecord) == 32);
+static_assert(offsetof(HoldRecord, id) == 0);
+static_assert(offsetof(HoldRecord, lane) == 8);
+static_assert(offsetof(HoldRecord, region) == 16);
+inline constexpr auto kHoldFields = std::to_array<Field>({
+    {"id", Type::number, 0, 8, 1},
+    {"lane", Type::number, 8, 8, 1, 22},
+    {"region", Type::number, 16, 8, 1, 3},
+});
+
 struct RecordKind {
   std::string_view name;
   std::uint32_t size;
@@ -933,6 +1078,9 @@ inline constexpr auto kRecordKinds = std::to_array<RecordKind>({
     {"gpu_chunk", sizeof(GpuChunkRecord), kGpuChunkFields, "last_serial", true, false},
     {"gpu_node", sizeof(GpuNodeRecord), kGpuNodeFields, "last_serial", false, false},
     {"gpu_device", sizeof(GpuDeviceRecord), kGpuDeviceFields, "last_serial", false, false},
+    {"queue", sizeof(QueueRecord), kQueueFields, "last_serial", false, false},
+    {"lane", sizeof(LaneRecord), kLaneFields, "last_serial", false, false},
+    {"hold", sizeof(HoldRecord), kHoldFields, "last_serial", true, false},
 });
 
 }  // namespace shmb::daemon::books

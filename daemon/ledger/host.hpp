@@ -53,9 +53,12 @@ struct Fork;
 struct GpuMemory;
 struct GpuNode;
 struct Group;
+struct LaneBook;
+struct LaneHold;
 struct Lease;
 struct Participant;
 struct Pool;
+struct QueueBook;
 struct Reference;
 struct Region;
 struct Ticket;
@@ -81,6 +84,9 @@ struct Books {
   books::Changed<Participant> participants{noted};
   books::Changed<GpuMemory> gpu_memories{noted};
   books::Changed<GpuNode> gpu_nodes{noted};
+  books::Changed<QueueBook> queues{noted};
+  books::Changed<LaneBook> lanes{noted};
+  books::Changed<LaneHold> holds{noted};
 
   // Calls it for the lists that have something, most often the first.
   template <class Body>
@@ -97,7 +103,7 @@ struct Books {
       (void)(one(lists) && ...);
     };
     visit(leases, regions, sessions, tickets, groups, watches, worlds, workers, references, forks, pools, participants,
-          gpu_memories, gpu_nodes);
+          queues, lanes, holds, gpu_memories, gpu_nodes);
   }
   // The object is about to end, and its record with it.
   template <class Record, class T>

@@ -197,6 +197,8 @@ void destroy(Pools& pools, Pool& pool) {
     close_doorbell(pools, who);
     books.end<books::ParticipantRecord>(books.participants, who);
   }
+  for (QueueBook& queue : pool.queues) books.end<books::QueueRecord>(books.queues, queue);
+  for (LaneBook& lane : pool.lanes) books.end<books::LaneRecord>(books.lanes, lane);
   if (!pool.name.empty()) group.pool_names.erase(pool.name);
   group.pools.remove(pool);
   if (!close_areas_elsewhere(pools, pool)) pools.accounts.open_descriptors -= kDescriptors;
@@ -226,6 +228,8 @@ Pool::~Pool() {
 
 void changed(Pool& pool) { pool.pools.host.books.pools.note(pool); }
 void changed(Participant& participant) { participant.pool->pools.host.books.participants.note(participant); }
+void changed(QueueBook& queue) { queue.pool->pools.host.books.queues.note(queue); }
+void changed(LaneBook& lane) { lane.pool->pools.host.books.lanes.note(lane); }
 
 std::uint64_t Pool::live() const {
   std::uint64_t mask = 0;
@@ -374,6 +378,8 @@ Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create
   pool.name_charge = std::move(name_charge);
   pool.begin(pool::lay_out(shape, pools.host.facts.epoch, id, {pool.directory_map.data(), pool.directory_map.size()},
                            {pool.control_map.data(), pool.control_map.size()}));
+  for (QueueBook& queue : pool.queues) queue.pool = &pool;
+  for (LaneBook& lane : pool.lanes) lane.pool = &pool;
   pools.accounts.open_descriptors += kDescriptors;
   group.pools.push_back(pool);
   if (!name.empty()) group.pool_names.try_emplace(pool.name, &pool);

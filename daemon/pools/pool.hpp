@@ -99,9 +99,12 @@ struct Cut {
 Result<Cut> add_segment(Pools& pools, Session& session, Pool& pool, const shmbw_pool_segment& wish);
 Result<void> set_doorbell(Pools& pools, const Session& session, Pool& pool, std::uint32_t index, Fd doorbell);
 
-// Notes that its record must be written again. That of the pool is also for a new segment.
+// Notes that its record must be written again. That of the pool is also for a new segment. The directory is not
+// written.
 void changed(Pool& pool);
 void changed(Participant& participant);
+void changed(QueueBook& queue);
+void changed(LaneBook& lane);
 
 Pool* find_pool(Pools& pools, std::uint64_t id);
 // Everything in the pool fails from now on, and its sleepers wake.

@@ -14,16 +14,20 @@
 #include <string_view>
 #include <vector>
 
+#include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "proto/pool_layout.hpp"
 
 namespace shmb::daemon {
 
+struct LaneBook;
+struct Pool;
 struct Region;
 
-struct QueueBook {
+struct QueueBook : books::Booked<QueueBook> {
   bool in_use() const { return state != pool::QueueState::free; }
 
+  Pool* pool = nullptr;
   std::uint64_t row = 0;  // cursor of LIST, never reused
   pool::QueueState state = pool::QueueState::free;
   pool::QueueKind kind = pool::QueueKind::none;
@@ -36,26 +40,32 @@ struct QueueBook {
   std::string name;
 };
 
-struct LaneBook {
-  struct Hold {
-    Region* region = nullptr;
-    Charge charge;
-  };
+// A region that messages of the lane name.
+struct LaneHold : books::Booked<LaneHold> {
+  std::uint64_t row = 0;
+  LaneBook* lane = nullptr;
+  Region* region = nullptr;
+  Charge charge;
+};
+
+struct LaneBook : books::Booked<LaneBook> {
   bool in_use() const { return state != pool::LaneState::free; }
   bool keeps_memory() const { return in_use() || cells != 0; }
   // The life of its sender, or of the receiver of an spsc lane.
   bool is_from(std::uint32_t participant, std::uint32_t life) const { return from == participant && from_life == life; }
   bool is_to(std::uint32_t participant, std::uint32_t life) const { return to == participant && to_life == life; }
 
+  Pool* pool = nullptr;
+  std::uint64_t row = 0;
   pool::LaneState state = pool::LaneState::free;
   bool sender_finished = false, receiver_done = false;  // receiver_done: spsc lanes
   std::uint32_t serial = 0;
   std::uint32_t queue = 0, queue_serial = 0;
   std::uint32_t from = 0, from_life = 0, to = pool::kNone, to_life = 0;
   std::uint32_t cells = 0, cell_size = 0;
-  std::uint64_t offset = 0;             // in the control area
-  std::uint64_t through = 0;            // receivers of mpmc and broadcast lanes, one bit each
-  std::map<std::uint64_t, Hold> holds;  // regions that its messages name, by id
+  std::uint64_t offset = 0;                 // in the control area
+  std::uint64_t through = 0;                // receivers of mpmc and broadcast lanes, one bit each
+  std::map<std::uint64_t, LaneHold> holds;  // by the id of the region
 };
 
 struct PoolTables {

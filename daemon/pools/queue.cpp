@@ -44,9 +44,19 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 
 std::uint64_t bit(std::uint32_t participant) { return std::uint64_t{1} << participant; }
 
+// Their records follow, and their entries in the directory.
+void queue_changed(Pool& pool, std::uint32_t queue) {
+  changed(pool.queues[queue]);
+  pool.show_queue(queue);
+}
+void lane_changed(Pool& pool, std::uint32_t lane) {
+  changed(pool.lanes[lane]);
+  pool.show_lane(lane);
+}
+
 void set_state(Pool& pool, std::uint32_t lane, LaneState state) {
   pool.lanes[lane].state = state;
-  pool.show_lane(lane);
+  lane_changed(pool, lane);
 }
 
 bool alive(const Pool& pool, std::uint32_t participant, std::uint32_t life) {
@@ -116,6 +126,7 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneRequest& wish) {
   if (kind == QueueKind::broadcast)
     attach_readers({view.lane_memory(*offset), kind, queue.cells, queue.cell_size}, queue.readers);
   LaneBook& lane = pool.lanes[free];
+  lane.row = ++pool.pools.host.last_serial;
   lane.state = LaneState::open;
   lane.sender_finished = lane.receiver_done = false;
   lane.through = 0;
@@ -129,12 +140,16 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneRequest& wish) {
   lane.cells = queue.cells;
   lane.cell_size = queue.cell_size;
   lane.offset = *offset;
+  changed(lane);
+  changed(pool);  // last_lane_serial
   pool.enter_lane(free);
   return free;
 }
 
-void drop_hold(Pools& pools, LaneBook& book, std::map<std::uint64_t, LaneBook::Hold>::iterator at) {
+void drop_hold(Pools& pools, LaneBook& book, std::map<std::uint64_t, LaneHold>::iterator at) {
   Region& region = *at->second.region;
+  Books& books = pools.host.books;
+  books.end<books::HoldRecord>(books.holds, at->second);
   book.holds.erase(at);
   --region.pool_holds;
   // A receiver of the region has mapped it by its own lease, whose end says whether it is unmapped.
@@ -145,6 +160,7 @@ void free_lane(Pools& pools, Pool& pool, std::uint32_t index) {
   LaneBook& lane = pool.lanes[index];
   QueueBook& queue = pool.queues[lane.queue];
   queue.in_regions += known_lane(pool, index).words.in_regions().load(kRelaxed);
+  changed(queue);
   if (queue.kind != QueueKind::broadcast) lane.cells = 0;
   set_state(pool, index, LaneState::free);
   while (!lane.holds.empty()) drop_hold(pools, lane, lane.holds.begin());
@@ -157,12 +173,13 @@ void close_sender(Pool& pool, std::uint32_t index) {
   QueueBook& queue = pool.queues[lane.queue];
   if (queue.writer_lane != index || queue.kind != QueueKind::broadcast) return;
   queue.writer_lane = kNone;
-  pool.show_queue(lane.queue);
+  queue_changed(pool, lane.queue);
 }
 
 void close_receiver(Pool& pool, std::uint32_t index) {
   LaneBook& lane = pool.lanes[index];
   lane.receiver_done = true;
+  changed(lane);
   if (lane.state == LaneState::open) set_state(pool, index, LaneState::reader_gone);
 }
 
@@ -171,7 +188,7 @@ void close_ends(Pool& pool, std::uint32_t queue, std::uint32_t participant, bool
   QueueBook& book = pool.queues[queue];
   if (reader) book.readers &= ~bit(participant);
   if (writer) book.writers &= ~bit(participant);
-  pool.show_queue(queue);
+  queue_changed(pool, queue);
   const std::uint32_t life = pool.participants[participant].life;
   for (std::uint32_t i = 0; i < pool.lanes.size(); ++i) {
     LaneBook& lane = pool.lanes[i];
@@ -181,6 +198,7 @@ void close_ends(Pool& pool, std::uint32_t queue, std::uint32_t participant, bool
     if (!reader) continue;
     // Its report counts for this end only. The next reader on this index may use the lane again.
     lane.through &= ~bit(participant);
+    changed(lane);
     // Also in rings that it has not looked at yet. Otherwise its next end would begin at a position that is overwritten
     // by then.
     if (const KnownLane known = known_lane(pool, i); known.kind == QueueKind::broadcast)
@@ -299,16 +317,21 @@ Result<std::uint32_t> make_queue(Pools& pools, Pool& pool, const shmbw_queue_ope
   if (index == pool.queues.size())
     return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_QUEUES, index, index, 1,
                                           "remove queues that are not used any more, or make the pool with more"));
-  QueueBook fresh;
-  fresh.row = ++pools.host.last_serial;
-  fresh.state = QueueState::open;
-  fresh.kind = static_cast<QueueKind>(wish.kind);
-  fresh.serial = pool.queues[index].serial + 1;
-  fresh.flags = flags_of(wish);
-  fresh.cells = wish.cells;
-  fresh.cell_size = wish.cell_size;
-  fresh.name = name;
-  pool.queues[index] = std::move(fresh);
+  QueueBook& queue = pool.queues[index];
+  queue.row = ++pools.host.last_serial;
+  queue.state = QueueState::open;
+  queue.kind = static_cast<QueueKind>(wish.kind);
+  queue.removed = false;
+  ++queue.serial;
+  queue.flags = flags_of(wish);
+  queue.cells = wish.cells;
+  queue.cell_size = wish.cell_size;
+  queue.readers = queue.writers = 0;
+  queue.generation = queue.deaths = 0;
+  queue.writer_lane = kNone;
+  queue.in_regions = 0;
+  queue.name = name;
+  changed(queue);
   pool.enter_queue(index);
   return index;
 }
@@ -318,16 +341,16 @@ void free_queue(Pool& pool, std::uint32_t index) {
   for (std::uint32_t i = 0; i < pool.lanes.size(); ++i)
     if (LaneBook& lane = pool.lanes[i]; lane.cells != 0 && pool.of_queue(lane, index)) {
       lane.cells = 0;
-      pool.show_lane(i);
+      lane_changed(pool, i);
     }
   pool.queues[index].state = QueueState::free;
-  pool.show_queue(index);
+  queue_changed(pool, index);
 }
 
 void close_for_all(Pool& pool, std::uint32_t queue) {
   if (pool.queues[queue].state != QueueState::open) return;
   pool.queues[queue].state = QueueState::closed;
-  pool.show_queue(queue);
+  queue_changed(pool, queue);
 }
 
 }  // namespace
@@ -416,7 +439,7 @@ Result<OpenedQueue> open_queue(Pools& pools, Pool& pool, std::uint32_t participa
   }
   book.readers = readers;
   book.writers = writers;
-  pool.show_queue(queue);
+  queue_changed(pool, queue);
   pool_changed(pool);
   return out;
 }
@@ -439,7 +462,10 @@ Result<EndsLeft> close_queue(Pools& pools, Pool& pool, std::uint32_t participant
     return error(Status::not_found, "this session does not write the queue");
   close_ends(pool, wish.queue, participant, reader, writer);
   if ((wish.flags & SHMBW_QUEUE_CLOSE_ALL) != 0) close_for_all(pool, wish.queue);
-  if ((wish.flags & SHMBW_QUEUE_CLOSE_REMOVE) != 0) book.removed = true;
+  if ((wish.flags & SHMBW_QUEUE_CLOSE_REMOVE) != 0) {
+    book.removed = true;
+    changed(book);
+  }
   const EndsLeft left{static_cast<std::uint32_t>(std::popcount(book.readers)),
                       static_cast<std::uint32_t>(std::popcount(book.writers))};
   settle_lanes(pools, pool);
@@ -462,7 +488,10 @@ void drop_ends(Pool& pool, std::uint32_t participant, bool died) {
   // Lanes of ends that were closed earlier keep their state until now.
   const std::uint32_t life = pool.participants[participant].life;
   for (LaneBook& lane : pool.lanes)
-    if (lane.in_use() && lane.is_to(participant, life)) lane.receiver_done = true;
+    if (lane.in_use() && lane.is_to(participant, life)) {
+      lane.receiver_done = true;
+      changed(lane);
+    }
 }
 
 bool lane_finished(Pool& pool, std::uint32_t participant, const shmbw_lane_finished& wish) {
@@ -473,6 +502,7 @@ bool lane_finished(Pool& pool, std::uint32_t participant, const shmbw_lane_finis
   if (wish.end == SHMBW_LANE_END_SENDER) {
     if (!lane.is_from(participant, life) || lane.sender_finished) return false;
     lane.sender_finished = true;
+    changed(lane);
     close_sender(pool, wish.lane);
     return true;
   }
@@ -483,10 +513,12 @@ bool lane_finished(Pool& pool, std::uint32_t participant, const shmbw_lane_finis
   if (lane.to != kNone) {
     if (!lane.is_to(participant, life) || lane.receiver_done) return false;
     lane.receiver_done = true;
+    changed(lane);
     return true;
   }
   if ((queue.readers & ~lane.through & bit(participant)) == 0) return false;
   lane.through |= bit(participant);
+  changed(lane);
   return true;
 }
 
@@ -515,7 +547,12 @@ Result<void> hold_region(Pools& pools, Session& session, Pool& pool, std::uint32
     return error(Status::denied, "the lease does not carry share: the region cannot be passed on");
   auto charge = pool.group->account.charge(Resource::leases, 1);
   if (!charge) return std::unexpected(refuse_limit(pools.groups, session, charge.error()));
-  lane->holds.try_emplace(region->id, LaneBook::Hold{region, std::move(*charge)});
+  LaneHold& hold = lane->holds[region->id];
+  hold.row = ++pools.host.last_serial;
+  hold.lane = lane;
+  hold.region = region;
+  hold.charge = std::move(*charge);
+  pools.host.books.holds.note(hold);
   ++region->pool_holds;
   return {};
 }

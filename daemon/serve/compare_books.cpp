@@ -83,6 +83,9 @@ void compare_records(Ledger& ledger, const Tell& tell) {
   Compared<books::PoolRecord> pools(store, tell);
   Compared<books::ParticipantRecord> participants(store, tell);
   Compared<books::SegmentRecord> segments(store, tell);
+  Compared<books::QueueRecord> queues(store, tell);
+  Compared<books::LaneRecord> lanes(store, tell);
+  Compared<books::HoldRecord> holds(store, tell);
   Compared<books::GpuMemoryRecord> gpu_memories(store, tell);
   Compared<books::GpuChunkRecord> gpu_chunks(store, tell);
   Compared<books::GpuDeviceRecord> gpu_devices(store, tell);
@@ -128,6 +131,12 @@ void compare_records(Ledger& ledger, const Tell& tell) {
       if (has_record(who)) participants.compare(record_of(who), who.place);
     for (std::uint32_t i = 0; i < pool.segments.size(); ++i)
       segments.compare(segment_of(pool, i), pool.segments[i].place);
+    for (const QueueBook& queue : pool.queues)
+      if (has_record(queue)) queues.compare(record_of(queue), queue.place);
+    for (const LaneBook& lane : pool.lanes) {
+      if (has_record(lane)) lanes.compare(record_of(lane), lane.place);
+      for (const auto& [region, hold] : lane.holds) holds.compare(record_of(hold), hold.place);
+    }
   }
 }
 
@@ -163,9 +172,14 @@ Sums sums_of(const books::Store& store) {
   store.each<books::NameRecord>([&](const books::NameRecord& name) {
     if (!name.promised) ++out.groups[{name.group, Resource::names}];
   });
+  std::map<std::uint64_t, std::uint64_t> pools, lanes;  // to their groups
   store.each<books::PoolRecord>([&](const books::PoolRecord& pool) {
+    pools[pool.id] = pool.group;
     if (pool.name[0] != 0) ++out.groups[{pool.group, Resource::names}];
   });
+  store.each<books::LaneRecord>([&](const books::LaneRecord& lane) { lanes[lane.id] = pools[lane.pool]; });
+  store.each<books::HoldRecord>(
+      [&](const books::HoldRecord& hold) { ++out.groups[{lanes[hold.lane], Resource::leases}]; });
   return out;
 }
 
@@ -184,7 +198,10 @@ void compare_sums(Ledger& ledger, const Tell& tell) {
     for (const Resource resource : {Resource::sessions, Resource::groups, Resource::tickets, Resource::watches,
                                     Resource::worlds, Resource::references})
       compare(user.account, sums.users, resource, "uid");
-  for (const auto& [id, group] : ledger.groups.all) compare(group.account, sums.groups, Resource::names, "group");
+  for (const auto& [id, group] : ledger.groups.all) {
+    for (const Resource resource : {Resource::names, Resource::leases})
+      compare(group.account, sums.groups, resource, "group");
+  }
   for (const auto& [id, session] : ledger.sessions.all) {
     // A request that waits for seals has paid for its leases, and has none yet.
     std::uint64_t ahead = 0;

@@ -18,10 +18,13 @@ using books::GpuDeviceRecord;
 using books::GpuMemoryRecord;
 using books::GpuNodeRecord;
 using books::GroupRecord;
+using books::HoldRecord;
+using books::LaneRecord;
 using books::LeaseRecord;
 using books::NameRecord;
 using books::ParticipantRecord;
 using books::PoolRecord;
+using books::QueueRecord;
 using books::ReferenceRecord;
 using books::RegionRecord;
 using books::SegmentRecord;
@@ -79,6 +82,13 @@ void put(books::Store& store, Pool& pool) {
 void put(books::Store& store, Participant& participant) {
   if (has_record(participant)) store.put(participant.place, record_of(participant));
 }
+void put(books::Store& store, QueueBook& queue) {
+  if (has_record(queue)) store.put(queue.place, record_of(queue));
+}
+void put(books::Store& store, LaneBook& lane) {
+  if (has_record(lane)) store.put(lane.place, record_of(lane));
+  else store.erase<LaneRecord>(lane.place);
+}
 void put(books::Store& store, Worker& worker) {
   if (has_record(worker)) store.put(worker.place, record_of(worker));
   else store.erase<WorkerRecord>(worker.place);
@@ -90,6 +100,8 @@ void put(books::Store& store, Worker& worker) {
 bool has_record(const Region& region) { return region.state != SHMBW_REGION_STATE_FREEING; }
 
 bool has_record(const Participant& participant) { return participant.life != 0; }
+bool has_record(const QueueBook& queue) { return queue.row != 0; }
+bool has_record(const LaneBook& lane) { return lane.keeps_memory(); }
 bool has_record(const Worker& worker) { return worker.state != SHMBW_WORKER_STATE_ABSENT; }
 
 std::optional<NameRecord> name_of(const Region& region) {
@@ -317,6 +329,7 @@ PoolRecord record_of(const Pool& pool) {
   out.broken = static_cast<std::uint8_t>(pool.broken);
   out.name_with_holders = pool.name_with_holders;
   out.name = text_in<out.name.size()>(pool.name);
+  out.last_lane_serial = pool.last_lane_serial;
   return out;
 }
 
@@ -335,6 +348,57 @@ ParticipantRecord record_of(const Participant& participant) {
   }
   out.state = static_cast<std::uint8_t>(participant.state);
   out.read_only = participant.read_only;
+  return out;
+}
+
+QueueRecord record_of(const QueueBook& queue) {
+  QueueRecord out;
+  out.id = queue.row;
+  out.pool = queue.pool->id;
+  out.readers = queue.readers;
+  out.writers = queue.writers;
+  out.in_regions = queue.in_regions;
+  out.index = static_cast<std::uint32_t>(&queue - queue.pool->queues.data());
+  out.serial = queue.serial;
+  out.flags = queue.flags;
+  out.cells = queue.cells;
+  out.cell_size = queue.cell_size;
+  out.generation = queue.generation;
+  out.writer_lane = queue.writer_lane;
+  out.deaths = queue.deaths;
+  out.kind = static_cast<std::uint8_t>(queue.kind);
+  out.state = static_cast<std::uint8_t>(queue.state);
+  out.removed = queue.removed;
+  out.name = text_in<out.name.size()>(queue.name);
+  return out;
+}
+
+LaneRecord record_of(const LaneBook& lane) {
+  LaneRecord out;
+  out.id = lane.row;
+  out.pool = lane.pool->id;
+  out.queue = lane.pool->queues[lane.queue].row;
+  out.offset = lane.offset;
+  out.through = lane.through;
+  out.index = static_cast<std::uint32_t>(&lane - lane.pool->lanes.data());
+  out.serial = lane.serial;
+  out.from = lane.from;
+  out.from_life = lane.from_life;
+  out.to = lane.to;
+  out.to_life = lane.to_life;
+  out.cells = lane.cells;
+  out.cell_size = lane.cell_size;
+  out.state = static_cast<std::uint8_t>(lane.state);
+  out.sender_finished = lane.sender_finished;
+  out.receiver_done = lane.receiver_done;
+  return out;
+}
+
+HoldRecord record_of(const LaneHold& hold) {
+  HoldRecord out;
+  out.id = hold.row;
+  out.lane = hold.lane->row;
+  out.region = hold.region->id;
   return out;
 }
 

@@ -153,6 +153,7 @@ inline PoolRecord pool(std::uint64_t id, std::uint64_t group) {
   out.slots = 8;
   out.directory = 200;
   out.control = 201;
+  out.last_lane_serial = 9;
   std::memcpy(out.name.data(), "frames", 6);
   return out;
 }
@@ -224,6 +225,52 @@ inline GpuDeviceRecord gpu_device(std::uint64_t id, std::uint64_t session, std::
   return out;
 }
 
+inline QueueRecord queue(std::uint64_t id, std::uint64_t pool) {
+  QueueRecord out;
+  out.id = id;
+  out.pool = pool;
+  out.readers = 1;
+  out.index = 2;
+  out.serial = 3;
+  out.flags = 4;
+  out.cells = 8;
+  out.cell_size = 64;
+  out.writer_lane = 4'294'967'295;
+  out.deaths = 1;
+  out.kind = 2;
+  out.state = 1;
+  out.removed = true;
+  std::memcpy(out.name.data(), "jobs", 4);
+  return out;
+}
+
+inline LaneRecord lane(std::uint64_t id, std::uint64_t pool, std::uint64_t queue) {
+  LaneRecord out;
+  out.id = id;
+  out.pool = pool;
+  out.queue = queue;
+  out.offset = 4096;
+  out.through = 1;
+  out.index = 1;
+  out.serial = 9;
+  out.from = 1;
+  out.from_life = 2;
+  out.to = 4'294'967'295;
+  out.cells = 8;
+  out.cell_size = 64;
+  out.state = 2;
+  out.sender_finished = true;
+  return out;
+}
+
+inline HoldRecord hold(std::uint64_t id, std::uint64_t lane, std::uint64_t region) {
+  HoldRecord out;
+  out.id = id;
+  out.lane = lane;
+  out.region = region;
+  return out;
+}
+
 inline NameRecord name(std::uint64_t id, std::string_view text) {
   NameRecord out;
   out.id = id;
@@ -266,7 +313,8 @@ struct Books {
   std::uint32_t maker = kNowhere, reader = kNowhere, first = kNowhere, second = kNowhere, called = kNowhere,
                 owner = kNowhere, held = kNowhere, sent = kNowhere, seen = kNowhere, met = kNowhere, works = kNowhere,
                 lent = kNowhere, taken = kNowhere, failed = kNowhere, frames = kNowhere, joined = kNowhere,
-                cut = kNowhere, exported = kNowhere, chunk = kNowhere, node = kNowhere, device = kNowhere;
+                cut = kNowhere, exported = kNowhere, chunk = kNowhere, node = kNowhere, device = kNowhere,
+                jobs = kNowhere, way = kNowhere, carried = kNowhere;
   explicit Books(std::uint32_t capacity = 4) : store(small_store(capacity)) {
     CHECK(store.ready());
     store.begin();
@@ -289,6 +337,9 @@ struct Books {
     store.put(chunk, gpu_chunk(1, 7));
     store.put(node, gpu_node(3));
     store.put(device, gpu_device(2, 1, 3));
+    store.put(jobs, queue(1, 5));
+    store.put(way, lane(6, 5, 1));
+    store.put(carried, hold(7, 6, 7));
     store.totals.last_group = 1;
     store.totals.last_serial = 7;
     store.totals.last_reference = 9;
@@ -305,6 +356,7 @@ struct Books {
     store.erase<SegmentRecord>(cut);
     store.erase<GpuMemoryRecord>(exported);
     store.erase<GpuChunkRecord>(chunk);
+    store.erase<HoldRecord>(carried);
   }
   void erase_of_group() {
     store.erase<WorldRecord>(met);
@@ -316,6 +368,8 @@ struct Books {
     store.erase<ParticipantRecord>(joined);
     store.erase<GpuDeviceRecord>(device);
     store.erase<GpuNodeRecord>(node);
+    store.erase<QueueRecord>(jobs);
+    store.erase<LaneRecord>(way);
   }
   // Now no place for another region is left, and none for more memory.
   void fill() {

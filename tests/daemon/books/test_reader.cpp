@@ -208,6 +208,7 @@ TEST_CASE("a reader says what contradicts itself") {
       store.erase<SegmentRecord>(books.cut);
       store.erase<GpuMemoryRecord>(books.exported);
       store.erase<GpuChunkRecord>(books.chunk);
+      store.erase<HoldRecord>(books.carried);
       store.erase<RegionRecord>(books.first);
     });
     CHECK(said == "name 7: there is no region 7");

@@ -100,6 +100,7 @@ TEST_CASE("killed at any instruction, the writer leaves the old state or the new
          b.store.put(b.cut, segment(8, 5));
          b.store.put(b.exported, gpu_memory(8, 2, 3));
          b.store.put(b.chunk, gpu_chunk(1, 8));
+         b.store.put(b.carried, hold(7, 6, 8));
          b.store.put(b.maker, session(1));
          b.store.put(other, session(2));
          b.store.put(b.second, region(8, 64));
