@@ -93,16 +93,18 @@ Result<Region::Handle> Region::allocate(std::shared_ptr<client::Session> session
   if (done) done = region->set_access(Access::read_write);
   if (!done) return std::unexpected(done.error());
   if (spec.zero) {
-    // In a stream of its own: it waits for nothing that the program has enqueued.
+    // In a stream of its own: it waits for nothing that the program has enqueued. The region has it until the device is
+    // done, so that the region does not end before, whatever fails here.
     SHMB_TRY(own, OwnStream::make(driver, device->device, region->called()));
-    const Code code = driver->memset8_async(region->pointer(), 0, region->memory_.bytes, own.get());
+    const Stream stream = region->working_.emplace(std::move(own)).get();
+    const Code code = driver->memset8_async(region->pointer(), 0, region->memory_.bytes, stream);
     if (code != kSuccess) return std::unexpected(driver.failure(code, "cuMemsetD8Async", region->called()));
-    Backlog zeroing = Backlog::of_stream(driver, device->device, own.get(), region->called());
+    Backlog zeroing = Backlog::of_stream(driver, device->device, stream, region->called());
     if (auto zeroed = zeroing.wait(Patience(spec.timeout).device()); !zeroed) {
-      region->working_.emplace(std::move(own));
       (void)release(std::move(region), client::Deadline::now());  // ends when the device is done with it
       return std::unexpected(zeroed.error());
     }
+    region->working_.reset();
   }
   return region;
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/sys_gpu.hpp"
 #include "cuda/leaving.hpp"
@@ -100,6 +101,17 @@ class Import {
 
   // The handle takes over the reference of `opened`, or gives it back.
   Result<Region::Handle> finish(client::GpuOpened& opened, std::vector<client::GpuReport>& reports) {
+    try {
+      return made_or_why(opened, reports);
+    } catch (const std::bad_alloc&) {
+      left_ = !owned_;
+      return std::unexpected(Error{Status::no_memory, 0, {}, "out of memory"});  // short enough to need none
+    }
+  }
+  bool left() const { return left_; }  // the caller gives the reference back
+
+ private:
+  Result<Region::Handle> made_or_why(client::GpuOpened& opened, std::vector<client::GpuReport>& reports) {
     auto made = make(opened);
     if (made) return made;
     Error failure = made.error();
@@ -116,9 +128,7 @@ class Import {
     left_ = !owned_;
     return std::unexpected(std::move(failure));
   }
-  bool left() const { return left_; }  // the caller gives the reference back
 
- private:
   Result<Region::Handle> make(client::GpuOpened& opened) {
     const std::string object = called_ref(opened.region);
     SHMB_TRY(memory, memory_of(driver_, opened));

@@ -4,6 +4,7 @@
 // that reads then faults. Only with CLOSE_OWN it becomes read-only, once the broker has the region.
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <set>
 
 #include "cuda/leaving.hpp"
@@ -78,16 +79,34 @@ class Publication {
     return request;
   }
 
-  Result<void> send_rest(client::Session& session, const client::GpuPublished& made, client::Deadline deadline) {
-    auto sent = exports_.send_rest(session, made.region, region_.called(), deadline);
-    if (sent) return sent;
-    const client::GpuRelease back{made.region, 1, false};
+  // What is left to send. Then the region has what the broker has of it. Neither has it if memory is missing for that.
+  void finish(client::Session& session, const client::GpuPublished& made, client::Deadline deadline) {
+    Result<void> sent;
+    try {
+      sent = exports_.send_rest(session, made.region, region_.called(), deadline);
+      if (sent) return end(made);
+    } catch (const std::bad_alloc&) {
+      give_back(session, made, true);
+      throw;
+    }
+    give_back(session, made, false);
+    fail(unknown_if_unanswered(sent.error()));
+  }
+
+  void fail(Error why) {
+    close();
+    outcome = std::unexpected(std::move(why));
+  }
+
+ private:
+  static void give_back(client::Session& session, const client::GpuPublished& made, bool with_name) {
+    const client::GpuRelease back{made.region, 1, with_name};
     (void)client::gpu_release(session, {&back, 1}, client::Deadline::after(0));
-    return sent;
   }
 
   void end(const client::GpuPublished& made) {
     region_.ref_ = made.region;
+    region_.notices_->enter(keep_);  // first, because it allocates
     region_.rights_ = made.rights;
     region_.writer_.store(spec_.writing, std::memory_order_release);
     region_.close_own_ = spec_.close_own;
@@ -97,15 +116,8 @@ class Publication {
     region_.held_.clear();  // the broker has them
     close();
     if (!spec_.writing) region_.close_own();
-    region_.notices_->enter(keep_);
   }
 
-  void fail(Error why) {
-    close();
-    outcome = std::unexpected(std::move(why));
-  }
-
- private:
   void close() {
     own_.clear();
     list_.reset();
@@ -143,10 +155,8 @@ void publish_packet(client::Session& session, std::span<Publication* const> batc
   for (std::size_t i = 0; i < sent.size(); ++i) {
     if (!made) sent[i]->fail(unknown_if_unanswered(made.error()));
     else if (!(*made)[i]) sent[i]->fail((*made)[i].error());
-    else if (auto whole = sent[i]->send_rest(session, *(*made)[i], deadline); !whole)
-      sent[i]->fail(unknown_if_unanswered(whole.error()));
     else try {
-        sent[i]->end(*(*made)[i]);
+        sent[i]->finish(session, *(*made)[i], deadline);
       } catch (...) {  // they must learn what the broker has of the others
         thrown = std::current_exception();
       }

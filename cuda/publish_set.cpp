@@ -2,6 +2,7 @@
 // Many regions become one of the broker: their allocations are its chunks, one behind the other, and its manifest names
 // the tensors in all of them. The broker gives it its name when the last chunk has come. So a reader finds all of one
 // generation, or the one before, or none, and needs one import for it.
+#include <new>
 #include <set>
 
 #include "cuda/leaving.hpp"
@@ -108,20 +109,28 @@ class SetPublication {
     request.bytes = request.allocation = bytes_;
     request.chunk_bytes = exports_.size();  // with the flag `set`: how many
     request.flags |= SHMBW_GPU_PUBLISH_SET;
-    const Notices::Opening opening(Notices::of(session_));
+    const auto notices = Notices::of(session_);
+    const Notices::Opening opening(notices);
+    Region::Handle handle = handle_of(driver, like);  // before: a set that was made must not be lost
     SHMB_TRY(answers, client::gpu_publish(*session_, {&request, 1}, deadline));
     if (!answers.front()) return std::unexpected(answers.front().error());
     const client::GpuPublished& made = *answers.front();
-    // From here on the handle's end gives the set back.
-    Region::Handle handle = handle_of(driver, like, made);
-    SHMB_TRY_VOID(exports_.send_rest(*session_, made.region, called(), deadline));
-    handle->note_state(State::ok, 0);
-    Notices::of(session_)->enter(handle);
+    handle->ref_ = made.region;
+    handle->rights_ = made.rights;
+    handle->published_.store(true, std::memory_order_release);  // from here on its end gives the set back
+    try {
+      SHMB_TRY_VOID(exports_.send_rest(*session_, made.region, called(), deadline));
+      handle->note_state(State::ok, 0);
+      notices->enter(handle);
+    } catch (const std::bad_alloc&) {
+      (void)handle->unname();
+      throw;
+    }
     return handle;
   }
 
   // It has no mapping: its maker has the regions.
-  Region::Handle handle_of(const Driver& driver, const Region::Memory& like, const client::GpuPublished& made) {
+  Region::Handle handle_of(const Driver& driver, const Region::Memory& like) {
     Region::Memory memory;
     memory.uuid = like.uuid;
     memory.mig = like.mig;
@@ -132,10 +141,7 @@ class SetPublication {
     auto handle = Region::make(driver, std::move(memory), session_);
     handle->devices_ = {like.device->device};
     handle->access_.store(Access::read, std::memory_order_release);
-    handle->ref_ = made.region;
-    handle->rights_ = made.rights;
     handle->manifest_ = std::move(manifest_);
-    handle->published_.store(true, std::memory_order_release);
     return handle;
   }
 

@@ -3,6 +3,7 @@
 #include "cuda/region.hpp"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/sys_file.hpp"
@@ -143,7 +144,12 @@ Result<void> Region::set_access(Access access) {
 
 // The memory of a foreign allocator has a mapping that is not this library's to change.
 void Region::close_own() {
-  if (close_own_ && (!range_ || !set_access(Access::read))) not_closed_.store(true, std::memory_order_release);
+  bool closed = !close_own_;
+  try {
+    closed = closed || (range_ && set_access(Access::read));
+  } catch (const std::bad_alloc&) {  // no memory for the driver's refusal
+  }
+  if (!closed) not_closed_.store(true, std::memory_order_release);
 }
 
 // A reference to each allocation, for exporting, or to keep it through a sleep.
@@ -356,12 +362,12 @@ Result<Region::Handle> Region::copy(const Patience& patience) {
   SHMB_TRY(made, allocate(session_, memory_.length, spec));
   SHMB_TRY(scope, made->enter());
   SHMB_TRY(own, OwnStream::make(*driver, spec.device, called()));
-  const Code code = (*driver)->copy_on_device_async(made->pointer(), pointer(), memory_.length, own.get());
+  const Stream stream = made->working_.emplace(std::move(own)).get();  // as in allocate()
+  const Code code = (*driver)->copy_on_device_async(made->pointer(), pointer(), memory_.length, stream);
   if (code != kSuccess) return std::unexpected(driver->failure(code, "cuMemcpyDtoDAsync", called()));
-  auto copied = Backlog::of_stream(*driver, spec.device, own.get(), called()).wait(patience.device());
-  if (copied) return made;
-  made->working_.emplace(std::move(own));  // it ends when the device is done with it
-  return std::unexpected(copied.error());
+  SHMB_TRY_VOID(Backlog::of_stream(*driver, spec.device, stream, called()).wait(patience.device()));
+  made->working_.reset();
+  return made;
 }
 
 Result<client::Region::Ticket> Region::make_ticket(std::uint32_t rights, std::uint32_t uses, std::int64_t lifetime,

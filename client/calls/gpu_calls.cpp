@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "base/text.hpp"
@@ -219,7 +220,11 @@ Result<std::size_t> open_some(Session& session, std::span<const GpuRequest> wish
       out[i] = std::unexpected(answer.error());
       continue;
     }
-    out[i] = take_opened(session, answers.reply, *answer, wishes[i], deadline);
+    try {
+      out[i] = take_opened(session, answers.reply, *answer, wishes[i], deadline);
+    } catch (const std::bad_alloc&) {
+      out[i] = std::unexpected(Error{Status::no_memory, 0, {}, "out of memory"});  // short enough to need none
+    }
     if (!out[i]) give_back_quietly(session, answer->region, false);
   }
   return next;
