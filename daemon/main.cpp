@@ -39,6 +39,11 @@
 namespace shmb::daemon {
 namespace {
 
+#ifdef SHMB_TEST_SEAM
+// With `--seam resume` a broker of the tests grants the feature RESUME, though no other follows it.
+constexpr std::string_view kResumes = "resume";
+#endif
+
 constexpr int kOk = 0, kFailure = 1, kUsage = 2;
 constexpr std::int64_t kLockPatience = 2'000'000'000;
 constexpr std::size_t kOpenedLater = 8;  // by a broker with keepers: engine, signals, wake-up, two sockets
@@ -147,6 +152,7 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   facts.exec_seal = kernel().exec_seal;
 #ifdef SHMB_TEST_SEAM
   facts.compare_books = 16;  // a comparison takes longer than most requests
+  facts.resumable = options.seam == kResumes;
 #endif
   facts.uid = account.uid;
   facts.pid = static_cast<std::uint32_t>(::getpid());
@@ -327,7 +333,9 @@ int run(int argc, char** argv) {
       break;
   }
 #ifdef SHMB_TEST_SEAM
-  if (auto set = fault::configure(options->seam); !set) {
+  if (options->seam == kResumes) {
+    // No fault: serve() reads it.
+  } else if (auto set = fault::configure(options->seam); !set) {
     std::fprintf(stderr, "shmbrokerd: --seam: %s\n", set.error().sentence.c_str());
     return kUsage;
   }

@@ -360,6 +360,7 @@ def events():
           {"text": "pid 4242 (uid 1000) was killed by signal 9: 7 regions, 10.0 GiB freed"})
     event("pool_changed", {"sequence": 41, "watch": 0, "pool": 21})
     event("give_up", {"sequence": 41, "watch": 0, "region": KV})
+    event("resume", {"sequence": 41, "watch": 0, "number": 7})
     of_world = {"sequence": 41, "watch": 0, "world": 31}
     event("world_changed", of_world | {"change": 2, "rank": 3, "present": 4, "life": 5})
     event("ref_unused", of_world | {"reference": REFERENCE})

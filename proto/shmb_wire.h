@@ -76,6 +76,7 @@ enum shmbw_event {
   SHMBW_EVENT_GAP = 7,
   SHMBW_EVENT_POOL_CHANGED = 8,
   SHMBW_EVENT_GIVE_UP = 9,
+  SHMBW_EVENT_RESUME = 10,
   SHMBW_EVENT_WORLD_CHANGED = 16,
   SHMBW_EVENT_REF_UNUSED = 17,
   SHMBW_EVENT_REF_CHANGED = 18,
@@ -290,7 +291,8 @@ enum shmbw_worker_state {
 enum shmbw_header_flags {
   SHMBW_HEADER_CRITICAL = 1 << 0,
   SHMBW_HEADER_NO_REPLY = 1 << 1,
-  SHMBW_HEADER_KNOWN = 3,
+  SHMBW_HEADER_RESUMED = 1 << 2,
+  SHMBW_HEADER_KNOWN = 7,
 };
 
 enum shmbw_right_flags {
@@ -465,7 +467,8 @@ enum shmbw_feature_flags {
   SHMBW_FEATURE_EXIT_INFO = 1 << 3,
   SHMBW_FEATURE_IO_URING = 1 << 4,
   SHMBW_FEATURE_PROC = 1 << 5,
-  SHMBW_FEATURE_KNOWN = 63,
+  SHMBW_FEATURE_RESUME = 1 << 6,
+  SHMBW_FEATURE_KNOWN = 127,
 };
 
 enum shmbw_gpu_device_flags {
@@ -1618,6 +1621,12 @@ struct shmbw_give_up_event {
   struct shmbw_region_ref region; /* a mapping that the session only keeps: nobody else needs the region any more, or leases run short. Release it */
 };
 
+struct shmbw_resume_event {
+  uint64_t sequence; /* of the last event of this session, sent or not */
+  uint64_t watch; /* 0 */
+  uint64_t number; /* of the last packet of this session that was served */
+};
+
 struct shmbw_world_changed_event {
   uint64_t sequence;
   uint64_t watch; /* 0 */
@@ -2522,6 +2531,10 @@ SHMBW_CHECK(sizeof(struct shmbw_give_up_event) == 32);
 SHMBW_CHECK(offsetof(struct shmbw_give_up_event, sequence) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_give_up_event, watch) == 8);
 SHMBW_CHECK(offsetof(struct shmbw_give_up_event, region) == 16);
+SHMBW_CHECK(sizeof(struct shmbw_resume_event) == 24);
+SHMBW_CHECK(offsetof(struct shmbw_resume_event, sequence) == 0);
+SHMBW_CHECK(offsetof(struct shmbw_resume_event, watch) == 8);
+SHMBW_CHECK(offsetof(struct shmbw_resume_event, number) == 16);
 SHMBW_CHECK(sizeof(struct shmbw_world_changed_event) == 40);
 SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, sequence) == 0);
 SHMBW_CHECK(offsetof(struct shmbw_world_changed_event, watch) == 8);

@@ -1101,6 +1101,12 @@ template <class F> constexpr void visit_fields(shmbw_give_up_event& s, F&& f) {
   f("watch", s.watch);
   f("region", s.region);
 }
+constexpr bool reserved_zero(const shmbw_resume_event&) { return true; }
+template <class F> constexpr void visit_fields(shmbw_resume_event& s, F&& f) {
+  f("sequence", s.sequence);
+  f("watch", s.watch);
+  f("number", s.number);
+}
 constexpr bool reserved_zero(const shmbw_world_changed_event&) { return true; }
 template <class F> constexpr void visit_fields(shmbw_world_changed_event& s, F&& f) {
   f("sequence", s.sequence);
@@ -1437,6 +1443,8 @@ template <class F> constexpr void visit_texts(shmbw_pool_changed_event&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_give_up_event&, F&&) {
 }
+template <class F> constexpr void visit_texts(shmbw_resume_event&, F&&) {
+}
 template <class F> constexpr void visit_texts(shmbw_world_changed_event&, F&&) {
 }
 template <class F> constexpr void visit_texts(shmbw_ref_unused_event&, F&&) {
@@ -1575,6 +1583,7 @@ template <class F> constexpr void visit_texts(shmbw_gpu_device_event& s, F&& f) 
   X(7, gap, false) \
   X(8, pool_changed, false) \
   X(9, give_up, false) \
+  X(10, resume, false) \
   X(16, world_changed, false) \
   X(17, ref_unused, false) \
   X(18, ref_changed, false) \

@@ -19,6 +19,7 @@
 #include "base/sys_process.hpp"
 #include "base/sys_socket.hpp"
 #include "base/text.hpp"
+#include "client/session/call.hpp"
 #include "client/session/closed.hpp"
 #include "client/session/hurry.hpp"
 #include "client/session/late_reply.hpp"
@@ -28,8 +29,7 @@
 namespace shmb::client {
 namespace {
 
-constexpr std::int64_t kLongestPause = 50'000'000, kShortPause = 1'000'000;
-constexpr std::int64_t kSendAgain = 10'000'000;  // a rescue: the leader tells of room
+constexpr std::int64_t kShortPause = 1'000'000;
 // A broker that runs answers sooner. So a signal ends a call only where the broker does not, and hardly ever leaves a
 // request behind whose name is taken until its late reply has been given back.
 constexpr std::int64_t kGraceAfterSignal = 100'000'000;
@@ -42,8 +42,12 @@ constexpr std::int64_t kLook = 40'000;
 // a list, or to a large batch, may be longer.
 constexpr std::size_t kRoomForReply = 512;
 
-// Of packets that the broker has not read for longer than their callers waited.
-constexpr std::size_t kMaxUnsent = 4096;
+bool offers_resume(std::span<const std::byte> packet) {
+  shmbw_hello hello{};
+  const auto body = packet.subspan(sizeof(shmbw_header));
+  std::memcpy(&hello, body.data(), std::min(sizeof hello, body.size()));
+  return (hello.features & SHMBW_FEATURE_RESUME) != 0;
+}
 
 // Whether the set is still a set of the socket. Adding what is in it already changes nothing.
 bool watches(const Fd& set, const Fd& socket) {
@@ -52,10 +56,6 @@ bool watches(const Fd& set, const Fd& socket) {
   // Where memory is short the kernel has not looked.
   return !added && (added.error().value == EEXIST || added.error().value == ENOMEM);
 }
-
-// Errors after which the packet is sent later: the socket is full, the kernel lacks memory, or too many descriptors of
-// this user lie unread in sockets.
-bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS; }
 
 using Undo = void (*)(LateReply&);
 
@@ -102,7 +102,7 @@ std::vector<Fd> Channel::forget() {
   remote_gap_ = false;
   gpu_events_.clear();
   gpu_lost_ = false;
-  unsent_.clear();
+  outgoing_.clear();
   wants_room_ = sender_waits_ = false;
   groups.late = {};
   dropped_ = 0;
@@ -143,6 +143,7 @@ std::unexpected<Error> Channel::lost_error() const {
 // Every way to lose the session ends here, and nothing of it needs memory.
 void Channel::end() noexcept {
   lost_ = true;
+  outgoing_.clear();  // with its copies of descriptors
   // A socket at its end stays readable: in the set it would wake the caller's loop for ever.
   if (epoll_) sys::epoll_forget(epoll_.get(), watch_.get());
   want_room(false);
@@ -285,98 +286,6 @@ Channel::Read Channel::read_once(Lock& lock, Deadline deadline, bool or_writable
   return !came ? Read::nothing : slept ? Read::later : Read::at_once;
 }
 
-// There is room in the socket, so the set is ready, and the kernel has no memory to send with: only time helps.
-void Channel::rest_for_memory(Lock& lock) {
-  if (auto sent = send_unsent(); sent || sent.error().value == EAGAIN) return;
-  lock.unlock();
-  sys::rest(kShortPause);
-  lock.lock();
-}
-
-// For packets that no thread waits for. A packet that finds the socket full goes before the next one.
-void Channel::send_later(std::span<const std::byte> packet) {
-  unsent_.emplace_back(packet.begin(), packet.end());
-  (void)send_unsent();
-}
-
-// An error that passes is returned, and the packets stay.
-Sys<void> Channel::send_unsent() {
-  while (!unsent_.empty()) {
-    auto sent = sys::send(socket_.get(), unsent_.front(), {}, {}, false);
-    if (!sent && passes(sent.error().value)) {
-      want_room(true);
-      return sent;
-    }
-    unsent_.pop_front();
-  }
-  want_room(sender_waits_);
-  return {};
-}
-
-bool Channel::keep_unsent(std::span<const std::byte> packet) {
-  if (unsent_.size() >= kMaxUnsent) return false;
-  try {
-    send_later(packet);
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
-  return true;
-}
-
-void Channel::want_room(bool wanted) {
-  if (wants_room_.exchange(wanted, std::memory_order_relaxed) != wanted)
-    sys::epoll_watch_room(watch_.get(), socket_.get(), wanted);
-}
-
-Result<void> Channel::send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
-                           std::span<const int> descriptors) {
-  for (std::int64_t pause = 1'000'000;; pause = std::min(2 * pause, kLongestPause)) {
-    if (lost_) return lost_error();
-    auto sent = send_unsent();
-    if (sent) sent = sys::send(socket_.get(), packet, {}, descriptors, false);
-    if (sent) return {};
-    const int code = sent.error().value;
-    if (passes(code)) {
-      // The broker serves one request at a time and the kernel holds a bounded number: replies must be read on.
-      if (deadline.passed()) {
-        if (code == ETOOMANYREFS)
-          return error(Status::no_descriptors,
-                       "the request's descriptors could not be sent before the deadline: more descriptors of this user "
-                       "lie unread in sockets than one process may have open (ulimit -n): raise that, or end the "
-                       "processes that do not read theirs");
-        return error(Status::deadline, "the broker did not take the request before the deadline");
-      }
-      const Deadline soon = earlier(deadline, Deadline::after(code == EAGAIN ? rescue_interval(kSendAgain) : pause));
-      if (!reading_) {
-        // Without memory in the kernel the socket is writable all the same: only time helps.
-        read_once(lock, soon, code == EAGAIN);
-      } else {
-        if (code == EAGAIN) {
-          sender_waits_ = true;
-          want_room(true);
-        }
-        Waiter me;
-        add(me);
-        me.wake.wait(lock, soon);
-        remove(me);
-      }
-      pass_the_lead();
-      continue;
-    }
-    if (code == EPIPE || code == ECONNRESET || code == ENOTCONN) {
-      hung_up_ = true;
-      lose("the broker closed the connection");
-      return lost_error();
-    }
-    // A descriptor to be sent is no reason.
-    if ((code == EBADF || code == ENOTSOCK) && !has_socket()) {
-      lose(kClosedDescriptor);
-      return lost_error();
-    }
-    return system_failure(sent.error(), "sending to the broker");
-  }
-}
-
 Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subscription* subscription,
                             std::span<const int> descriptors) {
   if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
@@ -385,16 +294,16 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   if (lost_) return lost_error();
   Call mine;
   mine.reply.bytes.reserve(kRoomForReply);
-  const std::uint64_t tag = ++last_tag_;
-  set_tag(packet, tag);
-  pending_[tag] = {op_of(packet), body_of<kKeptOfRequest>(packet), &mine, subscription};
-  if (auto sent = send(lock, packet, deadline, descriptors); !sent) {
-    if (sent.error().status == Status::deadline && wire::traits_of(op_of(packet)).spends && keep_unsent(packet))
-      pending_[tag] = {};
-    else pending_.erase(tag);
+  const std::uint16_t op = op_of(packet);
+  if (op == SHMBW_OP_HELLO) outgoing_.keep(offers_resume(packet));
+  const Pending pending{op, body_of<kKeptOfRequest>(packet), &mine, subscription};
+  const auto sent = send(lock, packet, deadline, descriptors, &pending);
+  if (!sent) {
+    if (sent.error().status == Status::deadline && wire::traits_of(op).spends) (void)keep_unsent(packet);
     if (!lost_) leave_late_groups();  // they may have waited for this one
     return std::unexpected(sent.error());
   }
+  const std::uint64_t tag = *sent;
   const auto answered = [&] { return mine.done || lost_; };
   if (!wait(lock, deadline, mine.waiter, answered, true) && interrupt::cuts()) {
     const interrupt::Shield shield;
@@ -427,13 +336,8 @@ Result<std::shared_ptr<Channel::Later>> Channel::ask(std::span<std::byte> packet
   if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
   auto later = std::make_shared<Later>();
   Lock lock(mutex_);
-  const std::uint64_t tag = ++last_tag_;
-  set_tag(packet, tag);
-  pending_[tag] = {op_of(packet), {}, nullptr, nullptr, later};
-  if (auto sent = send(lock, packet, Deadline::now()); !sent) {
-    pending_.erase(tag);
-    return std::unexpected(sent.error());
-  }
+  const Pending pending{op_of(packet), {}, nullptr, nullptr, later};
+  SHMB_TRY_VOID(send(lock, packet, Deadline::now(), {}, &pending));
   return later;
 }
 
@@ -442,20 +346,6 @@ bool Channel::has_come(Later& later) {
   Lock lock(mutex_);
   if (lost_) later.came = true;  // and what another thread is about to take in is not put into it any more
   return later.came;
-}
-
-Result<void> Channel::post(std::span<std::byte> packet, Deadline deadline) {
-  if (packet.empty()) return error(Status::invalid, "the request does not fit into one message");
-  Lock lock(mutex_);
-  set_tag(packet, 0);
-  if (!lost_) {
-    // If earlier packets still wait for room, this one joins them without a wait of its own.
-    (void)send_unsent();
-    if (!unsent_.empty() && keep_unsent(packet)) return {};
-  }
-  auto sent = send(lock, packet, deadline);
-  if (!sent && sent.error().status == Status::deadline && keep_unsent(packet)) return {};
-  return sent;
 }
 
 Result<Event> Channel::await(Subscription& subscription, Deadline deadline) {
@@ -490,13 +380,6 @@ void Channel::note_group(std::uint64_t group) {
   if (groups.member != 0) return;
   groups.member = group;
   for (Waiter* waiter : event_waiters_) waiter->wake.notify_one();
-}
-
-void Channel::ask_for_nobody(std::span<std::byte> packet) {
-  const std::uint64_t tag = ++last_tag_;
-  set_tag(packet, tag);
-  pending_[tag] = {};
-  send_later(packet);
 }
 
 void Channel::cancel_watch(std::uint64_t watch) {
@@ -547,11 +430,15 @@ void Channel::take_packet(wire::Incoming incoming) {
 }
 
 void Channel::take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool descriptors_lost) {
+  outgoing_.answered(view.header.tag);
+  // None: no thread has asked, or the answer has come before. Then its descriptors are only closed.
   const auto found = pending_.find(view.header.tag);
   if (found == pending_.end()) return;
   const Pending pending = found->second;
   pending_.erase(found);
   const bool granted = view.header.status == 0;
+  if (granted && pending.op == SHMBW_OP_HELLO)
+    outgoing_.keep((fixed_part<shmbw_hello_reply>(view).features & SHMBW_FEATURE_RESUME) != 0);
   if (pending.later) {
     if (!std::exchange(pending.later->came, true) && granted && !descriptors_lost) pending.later->fds = std::move(fds);
     return;
@@ -664,6 +551,7 @@ void Channel::take_event(const wire::PacketView& view) {
       if (kind == SHMBW_EVENT_GPU_DRAINED)
         return queue_gpu({.kind = GpuEvent::Kind::drained, .region = fixed_part<shmbw_gpu_drained_event>(view).region});
       if (kind == SHMBW_EVENT_GPU_DEVICE) return take_device_event(view);
+      if (kind == SHMBW_EVENT_RESUME) return resume(view);
       if (kind == SHMBW_EVENT_GIVE_UP) {
         asked_.push_back(fixed_part<shmbw_give_up_event>(view).region.id);
         if (asked_.size() > kMostAsked) asked_.pop_front();

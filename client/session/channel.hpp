@@ -17,8 +17,9 @@
 // Events go to separate queues: those of the user, of worlds of workers, of GPU regions, and of the library's own
 // subscriptions.
 //
-// One-way requests are sent in the order of their posts. Where the socket has no room they wait in `unsent_`. The
-// leader, or the next call, sends them.
+// One-way requests are sent in the order of their posts. Where the socket has no room they wait in `outgoing_`. The
+// leader, or the next call, sends them. `outgoing_` also keeps what was sent, if another broker may take the session
+// over: it tells by the event RESUME what it has, and the leader sends the rest again. Calls only wait longer then.
 //
 // A fork: the child calls forget(), which only closes its copies of the descriptors, and opens a connection of its own.
 // The socket and the epoll set are shared with the parent, so it changes neither.
@@ -41,6 +42,7 @@
 #include "client/session/condition.hpp"
 #include "client/session/deadline.hpp"
 #include "client/session/group_places.hpp"
+#include "client/session/outgoing.hpp"
 #include "client/session/pool_places.hpp"
 #include "client/session/spin_habit.hpp"
 #include "proto/codec.hpp"
@@ -135,7 +137,7 @@ class Channel {
   // Shutting down the socket or changing the epoll set would reach the parent: both are shared objects.
   std::vector<Fd> forget();
 
-  // Sends one request (its tag is filled in) and waits for the reply. A refusal is the Error it carries.
+  // Sends one request (its number is filled in as its tag) and waits for the reply. A refusal is the Error it carries.
   // Descriptors travel with it as copies; the packet's header counts them.
   Result<Reply> call(std::span<std::byte> packet, Deadline deadline, Subscription* subscription = nullptr,
                      std::span<const int> descriptors = {});
@@ -232,14 +234,19 @@ class Channel {
   void rest_for_memory(Lock& lock);
   void want_room(bool wanted);
   bool keep_unsent(std::span<const std::byte> packet);  // false: there are too many
-  Result<void> send(Lock& lock, std::span<const std::byte> packet, Deadline deadline,
-                    std::span<const int> descriptors = {});
+  Result<std::uint64_t> send(Lock& lock, std::span<std::byte> packet, Deadline deadline,
+                             std::span<const int> descriptors, const Pending* pending);
+  Result<std::uint64_t> send_in_turn(Lock& lock, std::span<std::byte> packet, Deadline deadline,
+                                     std::span<const int> descriptors, const Pending* pending, std::uint64_t& tag);
+  void move_pending(std::uint64_t from, std::uint64_t to) noexcept;
+  void bound_one_ways(Lock& lock);
+  void resume(const wire::PacketView& view);
   void take_packet(wire::Incoming incoming);
   void take_reply(const wire::PacketView& view, std::vector<Fd> fds, bool descriptors_lost);
   void take_event(const wire::PacketView& view);
   void give_back(const wire::PacketView& view, const Pending& pending, std::span<const Fd> fds);
   void leave_late_groups();
-  void ask_for_nobody(std::span<std::byte> packet);
+  void ask_for_nobody(std::span<const std::byte> packet);
   void cancel_watch(std::uint64_t watch);
   void queue(Event event);
   void take_remote_event(const wire::PacketView& view);
@@ -260,7 +267,7 @@ class Channel {
   bool reading_ = false;  // somebody is the leader
   SpinHabit habit_;       // the leader's
   Waiter *first_waiter_ = nullptr, *last_waiter_ = nullptr;
-  std::uint64_t last_tag_ = 0;
+  std::uint64_t last_place_ = 0;  // of a request that waits for room, and has no number yet
   std::unordered_map<std::uint64_t, Pending> pending_;
   std::unordered_map<std::uint64_t, Subscription*> subscriptions_;
   std::vector<Waiter*> event_waiters_;
@@ -274,9 +281,9 @@ class Channel {
   static constexpr std::size_t kMostAsked = 1024;
   std::deque<std::uint64_t> asked_;             // ids of regions that the broker wants back, the last ones
   std::atomic<std::uint64_t> asked_count_ = 0;  // ever; more than lie in asked_: some are not known any more
-  std::deque<std::vector<std::byte>> unsent_;
+  Outgoing outgoing_;
   bool sender_waits_ = false;             // for room, beside the leader, who wakes it
-  std::atomic<bool> wants_room_ = false;  // a sender waits or packets are in unsent_, and the session is not lost
+  std::atomic<bool> wants_room_ = false;  // a sender waits or packets wait in outgoing_, and the session is not lost
   std::uint64_t dropped_ = 0;
   bool lost_ = false, hung_up_ = false;
   std::string lost_reason_;

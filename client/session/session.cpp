@@ -86,7 +86,8 @@ void Session::unlock_after_fork() {
 Result<void> Session::hello(const Greeting& greeting, Deadline deadline) {
   shmbw_hello hello{};
   hello.version_min = hello.version_max = SHMBW_PROTOCOL;
-  hello.features = SHMBW_FEATURE_PASS_RIGHTS;  // doorbells of pools travel to the broker
+  // Doorbells of pools travel to the broker, and another broker may take the session over.
+  hello.features = SHMBW_FEATURE_PASS_RIGHTS | SHMBW_FEATURE_RESUME;
   hello.pid = static_cast<std::uint32_t>(::getpid());
   hello.start_time = sys::process_start_time(0).value_or(0);
   hello.fork_session = greeting.fork_session;

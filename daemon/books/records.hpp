@@ -11,7 +11,7 @@
 
 namespace shmb::daemon::books {
 
-inline constexpr std::uint16_t kMajor = 1, kMinor = 2;
+inline constexpr std::uint16_t kMajor = 1, kMinor = 3;
 
 enum class Type : std::uint8_t { number, signed_number, truth, descriptor, secret, text, numbers };
 struct Field {
@@ -1048,6 +1048,25 @@ inline constexpr auto kHoldFields = std::to_array<Field>({
     {"region", Type::number, 16, 8, 1, 3},
 });
 
+// What was served of the packets of a session that numbers them. Sessions without the feature resume have none.
+struct PacketsRecord {
+  static constexpr std::uint32_t kNumber = 24;
+  std::uint64_t id = 0;
+  std::uint64_t served = 0;
+  std::uint64_t answered = 0;
+  std::uint64_t check = 0;
+};
+static_assert(std::is_trivially_copyable_v<PacketsRecord>);
+static_assert(sizeof(PacketsRecord) == 32);
+static_assert(offsetof(PacketsRecord, id) == 0);
+static_assert(offsetof(PacketsRecord, served) == 8);
+static_assert(offsetof(PacketsRecord, answered) == 16);
+inline constexpr auto kPacketsFields = std::to_array<Field>({
+    {"id", Type::number, 0, 8, 1, 2},
+    {"served", Type::number, 8, 8, 1},
+    {"answered", Type::number, 16, 8, 1},
+});
+
 struct RecordKind {
   std::string_view name;
   std::uint32_t size;
@@ -1081,6 +1100,7 @@ inline constexpr auto kRecordKinds = std::to_array<RecordKind>({
     {"queue", sizeof(QueueRecord), kQueueFields, "last_serial", false, false},
     {"lane", sizeof(LaneRecord), kLaneFields, "last_serial", false, false},
     {"hold", sizeof(HoldRecord), kHoldFields, "last_serial", true, false},
+    {"packets", sizeof(PacketsRecord), kPacketsFields, "", false, false},
 });
 
 }  // namespace shmb::daemon::books

@@ -46,6 +46,7 @@ struct BrokerFacts {
   std::uint64_t books_copied = std::uint64_t{64} << 20;  // bytes of the largest copy of the books
   // After so many calls from the transport records and objects are compared; a difference is logged as a bug. 0: never.
   std::uint32_t compare_books = 0;
+  bool resumable = false;  // another broker can take its sessions over: it grants the feature RESUME
 };
 
 class Session;
@@ -61,6 +62,7 @@ struct Pool;
 struct QueueBook;
 struct Reference;
 struct Region;
+struct SessionNumbers;
 struct Ticket;
 struct Watch;
 struct Worker;
@@ -71,6 +73,7 @@ struct Books {
   books::Store store;
   std::size_t noted = 0;  // objects in these lists
   books::Changed<Session> sessions{noted};
+  books::Changed<SessionNumbers> numbers{noted};
   books::Changed<Region> regions{noted};
   books::Changed<Group> groups{noted};
   books::Changed<Lease> leases{noted};
@@ -102,8 +105,8 @@ struct Books {
       };
       (void)(one(lists) && ...);
     };
-    visit(leases, regions, sessions, tickets, groups, watches, worlds, workers, references, forks, pools, participants,
-          queues, lanes, holds, gpu_memories, gpu_nodes);
+    visit(leases, regions, sessions, numbers, tickets, groups, watches, worlds, workers, references, forks, pools,
+          participants, queues, lanes, holds, gpu_memories, gpu_nodes);
   }
   // The object is about to end, and its record with it.
   template <class Record, class T>

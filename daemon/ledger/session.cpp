@@ -23,6 +23,7 @@ Session::Session(Host& host, std::uint64_t number, Link& connection, Account& ui
       watches(&host.nodes),
       pools(&host.nodes),
       awaited(&host.nodes),
+      numbers(number),
       connected(host.now()) {
   apply_limits(host);
   changed(*this);

@@ -16,6 +16,7 @@
 #include "daemon/books/booked.hpp"
 #include "daemon/kit/account.hpp"
 #include "daemon/kit/list.hpp"
+#include "daemon/kit/numbers.hpp"
 #include "daemon/kit/secret.hpp"
 #include "daemon/ledger/gpu_memory.hpp"
 #include "daemon/ledger/lease.hpp"
@@ -37,6 +38,12 @@ struct BatchUnderWay;
 // version of the protocol, and its next request drops it. ended: it has given back all that does not wait for the end
 // of its process, and stays until the transport forgets it.
 enum class Phase : std::uint8_t { silent, refused, greeted, ended };
+
+// The numbers of its packets. They change with each request, so they have a small record of their own.
+struct SessionNumbers : Numbers, books::Booked<SessionNumbers> {
+  explicit SessionNumbers(std::uint64_t session_id) : session(session_id) {}
+  std::uint64_t session;
+};
 
 struct Ticket;
 struct OfMaker;
@@ -93,6 +100,7 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   std::pmr::vector<AwaitedSeals> awaited;            // seals for the request in service
   bool held = false;                                 // the request in service was held back
   std::uint64_t sequence = 0;                        // of the last event
+  SessionNumbers numbers;
   std::int64_t connected = 0;
   std::uint64_t start_ticks = 0;  // when its process began, as HELLO says; 0 unknown
   std::string library;

@@ -32,6 +32,8 @@ struct Request {
     for (std::string_view text : texts) out.text(text);
     send(out);
   }
+  // Before its answer leaves, or at its end: it is not served again. With the feature RESUME.
+  void note_served(bool has_answer) const;
   void fail(const Error& error) const;
   void hold() const;  // counted once, when it is answered
   // The request was served in part. The broker serves it again in the session's next turn, from the place that the

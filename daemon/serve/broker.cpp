@@ -169,6 +169,7 @@ void Broker::forget(Session& session) {
   const Turn turn(ledger_);
   end_session(ledger_, session);
   session_process_ended(ledger_, session);  // no later report will come
+  ledger_.host.books.end<books::PacketsRecord>(ledger_.host.books.numbers, session.numbers);
   ledger_.host.books.end<books::SessionRecord>(ledger_.host.books.sessions, session);
   ledger_.sessions.all.erase(session.id);
 }

@@ -69,6 +69,7 @@ class Compared {
 void compare_records(Ledger& ledger, const Tell& tell) {
   const books::Store& store = ledger.host.books.store;
   Compared<books::SessionRecord> sessions(store, tell);
+  Compared<books::PacketsRecord> packets(store, tell);
   Compared<books::LeaseRecord> leases(store, tell);
   Compared<books::GroupRecord> groups(store, tell);
   Compared<books::RegionRecord> regions(store, tell);
@@ -93,6 +94,7 @@ void compare_records(Ledger& ledger, const Tell& tell) {
   std::set<const GpuNode*> nodes;  // several sessions and regions share one
   for (const auto& [id, session] : ledger.sessions.all) {
     sessions.compare(record_of(session), session.place);
+    if (session.numbers.on) packets.compare(record_of(session.numbers), session.numbers.place);
     for (const auto& [region, lease] : session.leases) leases.compare(record_of(lease), lease.place);
     for (const GpuDevice& device : session.gpu_devices) {
       gpu_devices.compare(device_of(session, device), device.place);

@@ -3,6 +3,7 @@
 // the session goes on.
 //
 // The checks come in this order, from those that need the least knowledge of the request:
+// 0. With the feature RESUME: it is the next packet of its session (numbers.hpp). Any other is dropped.
 // 1. The number of descriptors is the one that the table asks for. Without this rule a client could fill the broker's
 //    descriptor table.
 // 2. The session is greeted, or this is its HELLO.
@@ -23,8 +24,13 @@
 
 namespace shmb::daemon {
 
+void Request::note_served(bool has_answer) const {
+  if (session.numbers.serve(packet.header.tag, has_answer)) ledger.host.books.numbers.note(session.numbers);
+}
+
 void Request::fail(const Error& error) const {
   ledger.accounts.note_refusal(error);
+  note_served(!silent());
   if (silent()) return;
   write_books(ledger);
   auto buffer = std::span(ledger.reply.buffer.get(), std::size_t{SHMBW_MAX_MESSAGE});
@@ -51,6 +57,7 @@ void Request::refuse_struct(Status status) const {
 }
 
 void Request::send(wire::Writer& out) const {
+  note_served(true);
   write_books(ledger);  // before the reply leaves (law 1)
   wire::Bytes packet_out = out.finish(ledger.reply.fds.size());
   if (packet_out.empty()) fail(Status::system, "own bug: the reply did not fit into one message");
@@ -163,13 +170,19 @@ bool needs_memory(const Session& session, std::uint16_t op, const wire::Traits& 
 void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) {
   const shmbw_header& header = packet.header;
   const Request request{ledger, session, packet};
+  // Its sender repeats what a dead broker may have lost. What this one has is not served twice, and what comes too
+  // early comes again.
+  const wire::Traits& traits = wire::traits_of(header.op);
+  const bool has_answer =
+      traits.no_reply != wire::NoReply::always && !(request.silent() && wire::may_have_no_reply(traits, packet.fixed));
+  const bool resumed = (header.flags & SHMBW_HEADER_RESUMED) != 0;
+  if (session.numbers.due({header.tag, has_answer, resumed}) != Numbers::Due::next) return;
   ++ledger.accounts.requests;
   if (header.n_fds != descriptors_of(packet))
     return session.link->drop("descriptors in a request that takes none, or none in one that takes one");
   if (session.phase == Phase::refused) return session.link->drop("a request after HELLO was refused for good");
   const bool hello = header.op == SHMBW_OP_HELLO;
   if (!hello && !session.greeted()) return session.link->drop("a request before HELLO");
-  const wire::Traits& traits = wire::traits_of(header.op);
   // First of all: a broker that does not know a flag does not know what the flag does to the other fields.
   if ((header.flags & ~SHMBW_HEADER_KNOWN) != 0)
     return refuse_aloud(request, Status::unknown_flags, "the header has a flag that this broker does not know");
@@ -187,6 +200,7 @@ void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) 
                         "moment later, release what is not needed, or give the broker more (MemoryMax of its unit, "
                         "RLIMIT_AS)");
   kHandlers[header.op](request);
+  if (!session.held) request.note_served(false);
 }
 
 }  // namespace shmb::daemon

@@ -10,6 +10,7 @@ namespace shmb::daemon {
 namespace {
 
 constexpr std::size_t kLibraryShown = 64;
+constexpr std::uint64_t kMostNumber = std::uint64_t{1} << 62;  // no session counts on from there to the end
 
 // A peer's name for itself is shown in tables on terminals.
 std::string printable(std::string_view text) {
@@ -92,6 +93,11 @@ void serve_hello(const Request& request) {
                                              ledger.host.facts.version + ") " + std::to_string(SHMBW_PROTOCOL) +
                                              ": install matching versions");
   }
+  const bool resumes = ledger.host.facts.resumable && (hello->features & SHMBW_FEATURE_RESUME) != 0;
+  if (resumes && (packet.header.tag == 0 || packet.header.tag > kMostNumber))
+    return request.fail(
+        Status::invalid,
+        "with the feature RESUME the tag of HELLO is its number: at least 1, at most " + std::to_string(kMostNumber));
   // Without a start time (a client without /proc) an uncertain pidfd is useless, and is never watched.
   if (session.has_pidfd && !session.link->confirm_start_time(hello->start_time)) session.has_pidfd = false;
   session.pidfd = session.link->descriptors_held().pidfd;
@@ -104,6 +110,7 @@ void serve_hello(const Request& request) {
   session.takes_descriptors =
       (hello->features & SHMBW_FEATURE_PASS_RIGHTS) != 0 && !ledger.accounts.closes_too_many(session.uid);
   if (session.takes_descriptors) session.link->take_descriptors(false);
+  session.numbers.on = resumes;
   session.phase = Phase::greeted;
 
   shmbw_hello_reply reply{};
@@ -112,7 +119,7 @@ void serve_hello(const Request& request) {
   reply.broker_uid = ledger.host.facts.uid;
   reply.uid = session.uid;
   reply.max_message = SHMBW_MAX_MESSAGE;
-  reply.features = ledger.host.facts.features;
+  reply.features = ledger.host.facts.features | (resumes ? std::uint64_t{SHMBW_FEATURE_RESUME} : 0);
   reply.epoch = ledger.host.facts.epoch;
   reply.session = session.id;
   reply.group = session.group ? session.group->id : 0;

@@ -22,6 +22,7 @@ using books::HoldRecord;
 using books::LaneRecord;
 using books::LeaseRecord;
 using books::NameRecord;
+using books::PacketsRecord;
 using books::ParticipantRecord;
 using books::PoolRecord;
 using books::QueueRecord;
@@ -195,6 +196,14 @@ GroupRecord record_of(const Group& group) {
   out.tree_gone = group.tree_gone;
   out.closed = group.closed;
   out.name = text_in<out.name.size()>(group.name);
+  return out;
+}
+
+PacketsRecord record_of(const SessionNumbers& numbers) {
+  PacketsRecord out;
+  out.id = numbers.session;
+  out.served = numbers.served;
+  out.answered = numbers.answered;
   return out;
 }
 

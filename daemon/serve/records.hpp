@@ -25,6 +25,7 @@ struct Lease;
 struct Participant;
 struct Pool;
 struct QueueBook;
+struct SessionNumbers;
 struct Reference;
 struct Region;
 struct Ticket;
@@ -33,6 +34,7 @@ struct Worker;
 struct World;
 
 books::SessionRecord record_of(const Session& session);
+books::PacketsRecord record_of(const SessionNumbers& numbers);
 books::RegionRecord record_of(const Region& region);
 books::GroupRecord record_of(const Group& group);
 books::LeaseRecord record_of(const Lease& lease);

@@ -48,7 +48,8 @@ std::size_t descriptors_to_come(const Opening& request) {
 // Whether the broker sends no answer. Only READY, signals between members of a pool, returns and reports may ask for
 // that: nothing then waits behind them. Any other request with this flag gets an error reply.
 bool is_never_answered(const Opening& request) {
-  return request.header.flags == SHMBW_HEADER_NO_REPLY && wire::may_have_no_reply(request.traits, request.fixed);
+  return (request.header.flags & ~SHMBW_HEADER_RESUMED) == SHMBW_HEADER_NO_REPLY &&
+         wire::may_have_no_reply(request.traits, request.fixed);
 }
 
 }  // namespace

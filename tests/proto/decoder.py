@@ -133,6 +133,7 @@ EVENTS = {
     7: ("gap", False, "Q:sequence Q:watch Q:lost", ""),
     8: ("pool_changed", False, "Q:sequence Q:watch Q:pool", ""),
     9: ("give_up", False, "Q:sequence Q:watch R:region", ""),
+    10: ("resume", False, "Q:sequence Q:watch Q:number", ""),
     16: ("world_changed", False, "Q:sequence Q:watch Q:world I:change I:rank I:present I:life", ""),
     17: ("ref_unused", False, "Q:sequence Q:watch Q:world F:reference", ""),
     18: ("ref_changed", False, "Q:sequence Q:watch Q:world F:reference I:state I:owner", ""),

@@ -100,13 +100,14 @@ TEST_CASE("an unknown request, flag or status gets a reason and the session goes
     RawClient client = greeted(broker);
     for (std::uint16_t op : {0, 39, 62, 63, 255, 256, 0x1fff, 0x3fff})
       check_refused(client, status_packet(op), shmb::Status::unknown_op, std::to_string(op).c_str());
-    for (std::uint16_t flag = 4; flag != 0; flag = static_cast<std::uint16_t>(flag << 1))
+    for (std::uint16_t flag = SHMBW_HEADER_KNOWN + 1; flag != 0; flag = static_cast<std::uint16_t>(flag << 1))
       check_refused(client, status_packet(SHMBW_OP_STATUS, flag), shmb::Status::unknown_flags, "flag");
     check_refused(client, status_packet(SHMBW_OP_STATUS, SHMBW_HEADER_NO_REPLY), shmb::Status::invalid, "no_reply");
     for (std::int32_t status : {1, 26, 27, -1, INT32_MIN, INT32_MAX})
       check_refused(client, with(status_packet(), [=](auto& header) { header.status = status; }), shmb::Status::invalid,
                     "status");
-    CHECK(answer_to(client, status_packet(SHMBW_OP_STATUS, SHMBW_HEADER_CRITICAL)).ok());
+    for (std::uint16_t flag : {SHMBW_HEADER_CRITICAL, SHMBW_HEADER_RESUMED})
+      CHECK(answer_to(client, status_packet(SHMBW_OP_STATUS, flag)).ok());
     CHECK(answer_to(client, with(status_packet(), [](auto& header) { header.tag = UINT64_MAX; })).ok());
     CHECK(answer_to(client, with(status_packet(), [](auto& header) { header.tag = 0; })).ok());
   });

@@ -212,6 +212,21 @@ TEST_CASE("a thread that waits already wakes threads whose requests found no roo
   waits.join();
 }
 
+TEST_CASE("a broker that answers requests before they are sent ends no program and no session") {
+  Peer peer;
+  const int posted = fill(peer.channel);
+  constexpr std::uint64_t kWaitsForRoom = std::uint64_t{1} << 63;
+  for (std::uint64_t place = 1; place <= 8; ++place) peer.answer_status(kWaitsForRoom | place, 7);
+  std::thread caller([&] { (void)ask(peer.channel, kForever); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // too short on a busy machine, the case proves less
+  for (int i = 0; i < posted; ++i) CHECK(peer.take().header.op == SHMBW_OP_STATUS);
+  peer.answer_status(peer.take().header.tag, 7);
+  caller.join();
+  std::thread answers([&] { peer.answer_status(peer.take().header.tag, 7); });
+  CHECK(ask(peer.channel, kForever).has_value());
+  answers.join();
+}
+
 TEST_CASE("threads whose requests the kernel has no memory for pause between their tries, however many they are") {
   Peer peer;
   std::thread waits([&] { CHECK(must(peer.channel.next_event(Deadline::after(60'000'000'000))).watch == 3); });

@@ -271,6 +271,14 @@ inline HoldRecord hold(std::uint64_t id, std::uint64_t lane, std::uint64_t regio
   return out;
 }
 
+inline PacketsRecord packets(std::uint64_t session) {
+  PacketsRecord out;
+  out.id = session;
+  out.served = 5;
+  out.answered = 4;
+  return out;
+}
+
 inline NameRecord name(std::uint64_t id, std::string_view text) {
   NameRecord out;
   out.id = id;
@@ -314,7 +322,7 @@ struct Books {
                 owner = kNowhere, held = kNowhere, sent = kNowhere, seen = kNowhere, met = kNowhere, works = kNowhere,
                 lent = kNowhere, taken = kNowhere, failed = kNowhere, frames = kNowhere, joined = kNowhere,
                 cut = kNowhere, exported = kNowhere, chunk = kNowhere, node = kNowhere, device = kNowhere,
-                jobs = kNowhere, way = kNowhere, carried = kNowhere;
+                jobs = kNowhere, way = kNowhere, carried = kNowhere, numbered = kNowhere;
   explicit Books(std::uint32_t capacity = 4) : store(small_store(capacity)) {
     CHECK(store.ready());
     store.begin();
@@ -340,6 +348,7 @@ struct Books {
     store.put(jobs, queue(1, 5));
     store.put(way, lane(6, 5, 1));
     store.put(carried, hold(7, 6, 7));
+    store.put(numbered, packets(1));
     store.totals.last_group = 1;
     store.totals.last_serial = 7;
     store.totals.last_reference = 9;
