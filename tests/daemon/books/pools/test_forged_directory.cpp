@@ -32,7 +32,7 @@ std::span<std::byte> writable_mapping(int fd) {
     std::string range, rights, offset, device;
     std::uint64_t number = 0;
     words >> range >> rights >> offset >> device >> number;
-    if (number != inode || rights[1] != 'w') continue;
+    if (number != inode || rights != "rw-s") continue;
     const std::uintptr_t begin = std::stoull(range, nullptr, 16);
     const std::uintptr_t end = std::stoull(range.substr(range.find('-') + 1), nullptr, 16);
     return {reinterpret_cast<std::byte*>(begin), end - begin};
