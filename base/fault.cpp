@@ -42,7 +42,7 @@ std::mutex lock;
 std::array<std::vector<Rule>, kCalls> rules;
 std::atomic<int> pretended_version{0};
 std::string fake_gpus;
-unsigned lives_that_die = 0;
+unsigned lives_that_die = 0, lives_spared = 0;
 std::atomic<long> calls_left{0};  // until this process kills itself; 0: it does not
 
 std::optional<Call> call_named(std::string_view name) {
@@ -104,9 +104,12 @@ Result<void> configure_kernel(std::string_view part, std::string_view text) {
 }
 
 Result<void> configure_deaths(std::string_view part, std::string_view text) {
-  const auto lives = number(text);
-  if (!lives || *lives < 1) return bad(part, "expected die_each=LIVES");
+  const auto fields = split(text, ':');
+  const auto lives = number(fields[0]), spared = fields.size() == 2 ? number(fields[1]) : std::optional(0);
+  if (fields.size() > 2 || !lives || *lives < 1 || !spared || *spared < 0)
+    return bad(part, "expected die_each=LIVES or die_each=LIVES:SPARED");
   lives_that_die = static_cast<unsigned>(*lives);
+  lives_spared = static_cast<unsigned>(*spared);
   return {};
 }
 
@@ -143,6 +146,8 @@ int fails(Call call) {
 }
 
 void begin_life(unsigned lives_before) {
+  if (lives_before < lives_spared) return;
+  lives_before -= lives_spared;
   if (lives_before < lives_that_die) calls_left = static_cast<long>(lives_before) + 1;
 }
 

@@ -22,6 +22,7 @@
 #include "base/result.hpp"
 #include "base/sys_process.hpp"
 #include "base/text.hpp"
+#include "daemon/books/last_books.hpp"
 #include "daemon/keep/keeper.hpp"
 #include "daemon/keep/leftovers.hpp"
 #include "daemon/kit/log.hpp"
@@ -125,8 +126,9 @@ void tell_ready(const Options& options, const std::optional<keep::Life>& life) {
   if (life) life->served();
 }
 
+// `last`: the books of the last broker. They are closed as soon as this one has its own.
 Result<int> serve(const Options& options, ServiceManager& manager, Place& place, const std::optional<keep::Life>& life,
-                  std::uint32_t counted) {
+                  std::uint32_t counted, std::optional<books::LastBooks> last) {
   Config config = options.config;
   reserve::keep();
   const SystemUser& account = place.account;
@@ -165,7 +167,18 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   facts.descriptor_freed = [&transport] { transport.descriptor_freed(); };
   facts.log = log::line;
   facts.tick_at_most = kSlice;
-  SHMB_TRY(books, make_broker(config, std::move(facts)));
+  if (life) facts.books_are_at = [&life](int number) { life->use_books(number); };
+  SHMB_TRY(books, make_broker(config, std::move(facts), last ? &*last : nullptr));
+  if (last) last->done();
+  last.reset();
+  // A broker that fails leaves its descriptors to the next one: its end would close them, and they are in the books.
+  struct Leave {
+    std::unique_ptr<BrokerEvents>& books;
+    bool failed;
+    ~Leave() {
+      if (failed) (void)books.release();
+    }
+  } leave{books, life.has_value()};
   if (life) life->board->beat += 2;  // a step: on a busy host a start may take its time
   // The transport names sessions to the ledger until it ends, so it has to end first.
   struct Detach {
@@ -196,6 +209,7 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   tell_ready(options, life);
   manager.ready(serving);
   const Transport::End end = transport.run();
+  leave.failed = life && end == Transport::End::failed;
   // A broker that its keepers replace does not end the service.
   if (end != Transport::End::failed) manager.stopping("ending");
   else if (!life) manager.stopping("the event loop failed");
@@ -251,6 +265,26 @@ Result<void> take_again(const Config& config, ServiceManager& manager, Place& pl
   return {};
 }
 
+// What the last broker has left in its books, if they can be believed.
+std::optional<books::LastBooks> last_books(const keep::Life& life) {
+  if (life.before == 0) return std::nullopt;
+  const int number = life.last_books();
+  if (number < 0) {
+    if (life.gave_up())
+      log::line(log::error,
+                "own bug: " + std::to_string(keep::kBeginsAtMost) +
+                    " brokers died in a row that began from the same books: those are given up, and all that "
+                    "was kept is lost");
+    life.use_books(-1);
+    return std::nullopt;
+  }
+  auto last = books::LastBooks::open(number);
+  if (last) return std::move(*last);
+  life.use_books(-1);
+  log::line(log::error, "what the last broker has kept is lost: " + last.error().sentence);
+  return std::nullopt;
+}
+
 // With keepers only a broker, the first or a later one, comes to the part behind keep_broker(). A keeper never does.
 Result<int> serve(Options options, ServiceManager& manager) {
   SHMB_TRY(place, take_place(options.config));
@@ -272,9 +306,11 @@ Result<int> serve(Options options, ServiceManager& manager) {
   if (life && manager.notified())
     place.lowered.losses.push_back(
         "no look at the unit: with keepers it needs NotifyAccess=all, ExitType=cgroup and OOMPolicy=continue");
-  if (!life) return serve(options, manager, place, life, 0);
+  if (!life) return serve(options, manager, place, life, 0, std::nullopt);
 
   keep::Leftovers left(known);
+  auto last = last_books(*life);
+  if (last) left.spare(last->numbers());
   left.close();
   if (life->before > 0)
     log::line(log::warning,
@@ -285,7 +321,7 @@ Result<int> serve(Options options, ServiceManager& manager) {
   }
   if (life->before > 0) take_limits_again(options);
   const auto own = static_cast<std::uint32_t>(known.size() + kOpenedLater);
-  auto served = serve(options, manager, place, life, own);
+  auto served = serve(options, manager, place, life, own, std::move(last));
   if (served) {
     life->ended();
     return served;

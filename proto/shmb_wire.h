@@ -1482,7 +1482,7 @@ struct shmbw_participant_record {
 };
 
 struct shmbw_report_record {
-  uint64_t report; /* its number; never reused within an epoch */
+  uint64_t report; /* its number; each broker counts from 1, also one that continues an epoch */
   uint64_t session;
   uint64_t group; /* it was in; 0: none */
   uint64_t bytes; /* freed */

@@ -156,10 +156,22 @@ class Records {
   // All places that may be in use, of the kinds that this version knows.
   template <class Body>
   void each(Body body) const {
-    for (std::uint32_t number = 1; number <= kinds; ++number) {
-      const std::uint32_t end = places(number);
-      for (std::uint32_t place = 0; place < end; ++place) body(Place{number, place, at(number, place)});
-    }
+    for (std::uint32_t number = 1; number <= kinds; ++number) each_of(number, body);
+  }
+  template <class Body>
+  void each_of(std::uint32_t number, Body body) const {
+    const std::uint32_t end = places(number);
+    for (std::uint32_t place = 0; place < end; ++place) body(Place{number, place, at(number, place)});
+  }
+
+  bool has_totals() const {
+    return kinds >= kTotals && head.tables[kTotals - 1].capacity != 0 && id_of(at(kTotals, 0)) != 0 &&
+           sound({kTotals, 0, at(kTotals, 0)});
+  }
+  std::uint64_t bytes() const {
+    std::uint64_t sum = 0;
+    for (std::uint32_t number = 1; number <= kinds; ++number) sum += std::uint64_t{places(number)} * size(number);
+    return sum;
   }
 
   Head head;
@@ -169,10 +181,8 @@ class Records {
   // The totals say how many. If they cannot be believed, all are looked at.
   std::uint32_t places(std::uint32_t number) const {
     const std::uint32_t capacity = head.tables[number - 1].capacity;
-    if (kinds < kTotals || head.tables[kTotals - 1].capacity == 0) return capacity;
-    const Place totals{kTotals, 0, at(kTotals, 0)};
-    if (!sound(totals)) return capacity;
-    const std::uint64_t high = value_of(totals.record, size(kTotals), field_of(kTotals, "high"), number - 1);
+    if (!has_totals()) return capacity;
+    const std::uint64_t high = value_of(at(kTotals, 0), size(kTotals), field_of(kTotals, "high"), number - 1);
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(capacity, high));
   }
 
@@ -200,7 +210,7 @@ Result<Reader> Reader::open(std::span<std::byte> memory) {
   return Reader(memory);
 }
 
-std::vector<std::string> Reader::problems() const {
+std::vector<std::string> Reader::problems(bool all_descriptors) const {
   const Records records(memory_);
   std::vector<std::string> out;
   std::size_t more = 0;
@@ -220,24 +230,24 @@ std::vector<std::string> Reader::problems() const {
     const RecordKind& kind = kRecordKinds[at.number - 1];
     const std::uint32_t size = records.size(at.number);
     const std::uint64_t id = id_of(at.record);
-    const std::string who = std::string(kind.name) + " " + number(id) + " (place " + number(at.place) + ")";
+    const auto who = [&] { return std::string(kind.name) + " " + number(id) + " (place " + number(at.place) + ")"; };
     if (id == 0) {
       if (!all_zero(at.record, size))
         tell("place " + number(at.place) + " of the records of kind " + std::string(kind.name) + " is not empty");
       return;
     }
     ++counted[at.number - 1];
-    if (!records.sound(at)) return tell(who + ": the checksum is wrong");
-    if (!ids[at.number - 1].insert(id).second && !kind.ids_repeat) tell(who + ": another record has this id");
+    if (!records.sound(at)) return tell(who() + ": the checksum is wrong");
+    if (!ids[at.number - 1].insert(id).second && !kind.ids_repeat) tell(who() + ": another record has this id");
     for (const Field& field : kind.fields) {
       const std::uint64_t value = value_of(at.record, size, field);
       if (field.type == Type::truth && value > 1)
-        tell(who + ": " + std::string(field.name) + " is " + number(value) + ", neither 0 nor 1");
-      if (field.type != Type::descriptor) continue;
+        tell(who() + ": " + std::string(field.name) + " is " + number(value) + ", neither 0 nor 1");
+      if (field.type != Type::descriptor || !all_descriptors) continue;
       const auto fd = static_cast<std::int32_t>(value);
       if (fd < 0) continue;
-      const auto [there, fresh] = descriptors.try_emplace(fd, who);
-      if (!fresh) tell(who + ": descriptor " + std::to_string(fd) + " belongs to " + there->second);
+      const auto [there, fresh] = descriptors.try_emplace(fd, who());
+      if (!fresh) tell(who() + ": descriptor " + std::to_string(fd) + " belongs to " + there->second);
     }
   });
   records.each([&](const Records::Place& at) {
@@ -272,6 +282,21 @@ std::vector<std::string> Reader::problems() const {
   }
   if (more != 0) out.push_back("and " + number(more) + " more");
   return out;
+}
+
+std::uint64_t Reader::epoch() const { return Records(memory_).head.epoch; }
+
+std::optional<std::uint64_t> Reader::bytes_in_use() const {
+  const Records records(memory_);
+  return records.has_totals() ? std::optional(records.bytes()) : std::nullopt;
+}
+
+void Reader::each_place(std::uint32_t number, const std::function<void(const std::byte*, std::size_t)>& body) const {
+  const Records records(memory_);
+  if (number > records.kinds) return;
+  records.each_of(number, [&](const Records::Place& at) {
+    if (id_of(at.record) != 0) body(at.record, records.size(number));
+  });
 }
 
 std::string Reader::text() const {

@@ -4,12 +4,19 @@
 // the memory that it was given.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/result.hpp"
+#include "daemon/books/records.hpp"
 
 namespace shmb::daemon::books {
 
@@ -20,12 +27,27 @@ class Reader {
   static Result<Reader> open(std::span<std::byte> memory);
 
   // The records that are damaged, or contradict another one. At most 100 sentences, and one that counts the rest.
-  std::vector<std::string> problems() const;
+  // `all_descriptors`: also that no two objects own the same descriptor.
+  std::vector<std::string> problems(bool all_descriptors = true) const;
   // All records, one a line, with the names of the table. Zeros are left out, secrets are not shown, and bytes that are
   // no printable characters are escaped.
   std::string text() const;
+  std::uint64_t epoch() const;
+  // Of the places that may be in use, as the totals say. Without totals that can be believed it is nothing, and
+  // `problems` and `text` look at all places that there are.
+  std::optional<std::uint64_t> bytes_in_use() const;
+  // All records of a kind, by value. Only for books without problems. What an older version lacks has its default.
+  template <class Record, class Body>
+  void each(Body body) const {
+    each_place(Record::kNumber, [&](const std::byte* record, std::size_t size) {
+      Record out;
+      std::memcpy(&out, record, std::min(size, sizeof out) - sizeof out.check);
+      body(std::as_const(out));
+    });
+  }
 
  private:
+  void each_place(std::uint32_t number, const std::function<void(const std::byte*, std::size_t)>& body) const;
   explicit Reader(std::span<const std::byte> memory) : memory_(memory) {}
 
   std::span<const std::byte> memory_;

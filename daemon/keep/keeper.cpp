@@ -297,6 +297,7 @@ Life Keeper::become_broker() {
   sys::set_process_name(broker_name_);
   Life life{&board_, between_.brokers - 1, {}};
   if (life.before > 0) {
+    life.at_fault = last_status_ != -1 && !(WIFSIGNALED(last_status_) && WTERMSIG(last_status_) == SIGKILL);
     if (last_status_ == -1) life.last = "ended";
     else if (WIFEXITED(last_status_)) life.last = "ended with status " + std::to_string(WEXITSTATUS(last_status_));
     else
@@ -350,6 +351,14 @@ std::string no_keepers() {
   if (::prctl(PR_GET_TID_ADDRESS, &tid, 0UL, 0UL, 0UL) == 0 && tid != nullptr) return {};
   return "no keepers: the kernel, or a sandbox around the broker, has no PR_GET_TID_ADDRESS";
 #endif
+}
+
+int Life::last_books() const {
+  if (before == 0) return -1;
+  if (!at_fault) board->begun.store(0, std::memory_order_release);
+  if (gave_up()) return -1;
+  board->begun.fetch_add(1, std::memory_order_acq_rel);
+  return board->books.load(std::memory_order_acquire);
 }
 
 Result<Life> keep_broker(const Keep& keep) {

@@ -7,8 +7,9 @@
 //
 // - The broker ends by a signal or with an error: the main keeper starts the next one as a copy of itself. The memory
 //   of the keeper is clean: no client has ever changed it. The listening sockets stay open, so a client that connects
-//   meanwhile waits for a moment. The next broker has empty books. It closes the descriptors that its predecessor left
-//   open (leftovers.hpp), so each client of the dead broker sees end of file.
+//   meanwhile waits for a moment. The next broker begins from the books of its predecessor
+//   (daemon/serve/load_books.hpp). It closes the other descriptors that this one left open (leftovers.hpp), so each
+//   client of the dead broker sees end of file.
 // - A keeper ends: the other keeper starts a new one. The broker never does, because its memory is not clean.
 // - The broker ends in order, or by its own fault before any broker has served: both keepers end too, with its status.
 //
@@ -44,6 +45,9 @@ struct Board {
   std::atomic<std::uint32_t> beat{1};    // odd: at work; even: it waits. Changes with each turn
   std::atomic<std::uint32_t> served{0};  // 1: a broker has said that clients can connect
   std::atomic<std::uint32_t> ended{0};   // 1: in order, and with status 0
+  // For the next broker alone; no keeper looks at them.
+  std::atomic<std::int32_t> books{-1};  // the descriptor of the books to begin from
+  std::atomic<std::uint32_t> begun{0};  // brokers that began from them and died by a fault of their own, and this one
 };
 
 struct Keep {
@@ -52,14 +56,24 @@ struct Keep {
   std::int64_t hang = 10'000'000'000;  // ns at work without a step, after which a broker hangs
 };
 
+inline constexpr std::uint32_t kBeginsAtMost = 3;
 // One broker's share.
 struct Life {
   Board* board = nullptr;
   std::uint32_t before = 0;  // brokers before it
   std::string last;          // how the one before it ended: "was killed by signal 9 (Killed)"
+  bool at_fault = false;     // and that was not a kill from outside
   // For its ends. An orderly one, with status 0, ends the keepers too.
   bool has_served() const { return board->served.load(std::memory_order_acquire) != 0; }  // this one or an earlier one
-  void served() const { board->served.store(1, std::memory_order_release); }
+  void served() const {
+    board->begun.store(0, std::memory_order_release);
+    board->served.store(1, std::memory_order_release);
+  }
+  // The books to begin from, or -1. Three brokers in a row that began from them and died by their own fault give them
+  // up: else a fault that they cause would come again for ever. A kill from outside never costs them.
+  int last_books() const;
+  bool gave_up() const { return board->begun.load(std::memory_order_acquire) >= kBeginsAtMost; }  // where it was -1
+  void use_books(int number) const { board->books.store(number, std::memory_order_release); }     // -1: none
   void ended() const { board->ended.store(1, std::memory_order_release); }
 };
 

@@ -88,6 +88,10 @@ Leftovers::Leftovers(const std::vector<Known>& known) {
 
 bool Leftovers::lost(int number) const { return std::ranges::find(lost_, number) != lost_.end(); }
 
+void Leftovers::spare(const std::vector<int>& numbers) {
+  std::erase_if(numbers_, [&](int number) { return std::ranges::binary_search(numbers, number); });
+}
+
 void Leftovers::close() {
   for (int number : numbers_)
     if (!listens(number)) (void)::shutdown(number, SHUT_RDWR);

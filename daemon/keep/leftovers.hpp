@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The descriptors that a dead broker has left in the common table. The next broker begins with empty books, so it owns
-// none of them. It closes all that were not open when the keepers began.
+// The descriptors that a dead broker has left in the common table. The next broker takes over those that it finds in
+// the books (daemon/books/last_books.hpp), and owns none of the others. It closes all others that were not open when
+// the keepers began.
 //
 // The search comes before the next broker opens anything. So each number that it finds is a leftover, and is closed
 // exactly once. One of the keepers' numbers may name another file by then: the dead broker closed the number and used
@@ -33,8 +34,9 @@ class Leftovers {
   // table is searched.
   explicit Leftovers(const std::vector<Known>& known);
   std::size_t count() const { return numbers_.size(); }
-  bool lost(int number) const;  // it was known, and is not any more
-  void close();                 // once
+  bool lost(int number) const;                  // it was known, and is not any more
+  void spare(const std::vector<int>& numbers);  // in order; their owner is found
+  void close();                                 // once
 
  private:
   std::vector<int> numbers_, lost_;

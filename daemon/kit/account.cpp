@@ -46,6 +46,10 @@ std::expected<Charge, Shortage> Account::charge(Resource resource, std::uint64_t
       return std::unexpected(Shortage{static_cast<std::uint16_t>(resource), static_cast<std::uint16_t>(at->scope_),
                                       at->id_, limit, used, amount});
   }
+  return take(resource, amount);
+}
+
+Charge Account::take(Resource resource, std::uint64_t amount) {
   for (Account* at = this; at; at = at->parent_) {
     std::uint64_t& used = at->used_[index(resource)];
     used += amount;

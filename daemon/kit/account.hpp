@@ -62,6 +62,8 @@ class Account {
   Account* parent() const { return parent_; }
 
   std::expected<Charge, Shortage> charge(Resource resource, std::uint64_t amount);
+  // Looks at no limit: for what the broker before this one has granted.
+  Charge take(Resource resource, std::uint64_t amount);
 
  private:
   friend class Charge;

@@ -197,16 +197,7 @@ Result<Region*> fresh(Regions& regions, Session& session, Group& group, const sh
                             .no_exec = regions.host.facts.exec_seal,
                             .seal_sealed = seals_seal(regions.host, wish),
                             .hugetlb = on_hugetlb(wish)}));
-  Region& region = regions.all.try_emplace(id).first->second;
-  region.id = id;
-  region.bytes = bytes;
-  region.fd = std::move(fd);
-  region.bytes_charge = std::move(bytes_charge);
-  region.region_charge = std::move(region_charge);
-  region.group = &group;
-  group.regions.push_back(region);
-  ++regions.accounts.open_descriptors;
-  return &region;
+  return &add_region(regions, group, id, bytes, std::move(fd), std::move(bytes_charge), std::move(region_charge));
 }
 
 void undo(Regions& regions, Group& group, Region& region, bool dirty) {

@@ -74,20 +74,29 @@ Result<Group*> make_group(Groups& groups, Session& founder, const GroupRequest& 
     groups.accounts.drop_uid(founder.uid);
     return std::unexpected(refuse_limit(groups, founder, charge.error()));
   }
-  std::uint64_t id = ++groups.last_id;
-  Group& group = groups.all.try_emplace(id, groups, id, founder.uid, wish.name, uid.account).first->second;
+  Group& group = add_group(groups, ++groups.last_id, founder.uid, wish.name, std::move(*charge));
   group.token = *secret;
-  group.charge = std::move(*charge);
   group.created = groups.host.now();
   group.keep = wish.keep;
   group.supervised = wish.supervised;
   group.asked_bytes = wish.limit_bytes;
   group.asked_regions = wish.limit_regions;
+  make_known(groups, group);
+  return &group;
+}
+
+Group& add_group(Groups& groups, std::uint64_t id, std::uint32_t uid, std::string_view name, Charge charge) {
+  Account& account = groups.accounts.uids.at(uid).account;
+  Group& group = groups.all.try_emplace(id, groups, id, uid, name, account).first->second;
+  group.charge = std::move(charge);
+  return group;
+}
+
+void make_known(Groups& groups, Group& group) {
   group.apply_limits();
   changed(group);
   groups.by_token.try_emplace(group.token, &group);
-  if (!group.name.empty()) groups.by_name.try_emplace(std::pair(group.uid, group.name), &group);
-  return &group;
+  if (!group.name.empty() && !group.closed) groups.by_name.try_emplace(std::pair(group.uid, group.name), &group);
 }
 
 Group* find_group(Groups& groups, std::uint64_t id) {

@@ -89,6 +89,9 @@ struct GroupRequest {
   bool supervised = false;
 };
 Result<Group*> make_group(Groups& groups, Session& founder, const GroupRequest& wish);
+// The object alone, for a user that is held for it. Sessions find it after `make_known`.
+Group& add_group(Groups& groups, std::uint64_t id, std::uint32_t uid, std::string_view name, Charge charge);
+void make_known(Groups& groups, Group& group);
 Group* find_group(Groups& groups, std::uint64_t id);
 Group* find_group(Groups& groups, std::uint32_t owner_uid, std::string_view name_or_id);
 Group* find_group(Groups& groups, const Secret& token);

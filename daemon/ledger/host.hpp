@@ -38,7 +38,9 @@ struct BrokerFacts {
   std::function<std::uint32_t()> in_flight;                 // sent and not read yet, all sessions; may be empty
   std::function<void(int priority, std::string_view)> log;  // syslog priorities; may be empty
   std::function<void()> descriptor_freed;                   // a paused listener may go on; may be empty
-  std::function<std::int64_t()> now;                        // CLOCK_BOOTTIME ns; empty: the real clock
+  // Told once, with the descriptor of the books: from now on a later broker begins from these. May be empty.
+  std::function<void(int)> books_are_at;
+  std::function<std::int64_t()> now;        // CLOCK_BOOTTIME ns; empty: the real clock
   std::function<std::uint32_t()> last_pid;  // pid of the newest process, 0 unknown; empty: the kernel is asked
   std::function<std::optional<std::uint64_t>()>
       memory_stall;                       // us that processes stalled for memory; empty: the kernel is asked

@@ -70,22 +70,28 @@ Lease& book_charged(Regions& regions, Session& session, Region& region, std::uin
     set_lease(regions, *held, held->rights | rights, held->writes() ? std::min(held->reach, reach) : reach);
     return *held;
   }
+  Lease& lease = add_lease(regions, session, region, ++regions.host.last_serial, std::move(charge), rights, reach);
+  lease.since = regions.host.now();
+  lease.count = count;
+  if (!region.was_outside && (session.uid != region.group->uid || session.group != region.group)) {
+    region.was_outside = true;
+    changed(region);
+  }
+  return lease;
+}
+
+Lease& add_lease(Regions& regions, Session& session, Region& region, std::uint64_t serial, Charge charge,
+                 std::uint32_t rights, Reach reach) {
   Lease& lease = session.leases.try_emplace(region.id).first->second;
   lease.region = &region;
   lease.session = &session;
-  lease.since = regions.host.now();
-  lease.serial = ++regions.host.last_serial;
+  lease.serial = serial;
   lease.rights = rights;
-  lease.count = count;
   lease.reach = reach;
   lease.charge = std::move(charge);
   changed(lease);
   region.leases.push_back(lease);
   count_in(lease, 1);
-  if (!region.was_outside && (session.uid != region.group->uid || session.group != region.group)) {
-    region.was_outside = true;
-    changed(region);
-  }
   ++regions.leases;
   return lease;
 }

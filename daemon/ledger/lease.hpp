@@ -59,6 +59,9 @@ Result<Lease*> book_lease(Regions& regions, Session& session, Region& region, st
 Result<Charge> charge_lease(Regions& regions, Session& session, const Region& region, std::uint32_t count);
 Lease& book_charged(Regions& regions, Session& session, Region& region, std::uint32_t rights, std::uint32_t count,
                     Reach reach, Charge charge);
+// The object alone, on a region on which the session has none.
+Lease& add_lease(Regions& regions, Session& session, Region& region, std::uint64_t serial, Charge charge,
+                 std::uint32_t rights, Reach reach);
 Lease* find_lease(Session& session, const Region& region);
 void set_lease(Regions& regions, Lease& lease, std::uint32_t rights, Reach reach);
 // From now on one reference only keeps a mapping, or none does.

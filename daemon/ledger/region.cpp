@@ -14,6 +14,7 @@
 #include "base/text.hpp"
 #include "daemon/ledger/groups.hpp"
 #include "daemon/ledger/host.hpp"
+#include "daemon/ledger/regions.hpp"
 
 namespace shmb::daemon {
 
@@ -23,6 +24,20 @@ std::uint64_t rounded_bytes(std::uint64_t length, bool hugetlb) {
 }
 
 void changed(Region& region) { region.group->groups.host.books.regions.note(region); }
+
+Region& add_region(Regions& regions, Group& group, std::uint64_t id, std::uint64_t bytes, Fd memory,
+                   Charge bytes_charge, Charge region_charge) {
+  Region& region = regions.all.try_emplace(id).first->second;
+  region.id = id;
+  region.bytes = bytes;
+  region.fd = std::move(memory);
+  region.bytes_charge = std::move(bytes_charge);
+  region.region_charge = std::move(region_charge);
+  region.group = &group;
+  group.regions.push_back(region);
+  ++regions.accounts.open_descriptors;
+  return region;
+}
 
 static Status status_of(int code) {
   switch (code) {

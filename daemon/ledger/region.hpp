@@ -95,6 +95,11 @@ struct Region : Hook<Region, OfGroup>, books::Booked<Region> {
   shmbw_region_ref ref() const { return {id, generation, 0}; }
 };
 
+struct Regions;
+// The object alone, with the memory that it owns from now on and what is paid for it.
+Region& add_region(Regions& regions, Group& group, std::uint64_t id, std::uint64_t bytes, Fd memory,
+                   Charge bytes_charge, Charge region_charge);
+
 // Notes that its record in the books must be written again. Call it after each change of a field that
 // daemon/books/records.toml names.
 void changed(Region& region);

@@ -24,7 +24,6 @@ bool Shelf::put(Region& region) {
   while (bytes_ + region.bytes > capacity())
     if (!drop_oldest()) return false;
   tell_region(groups_.watches, region, SHMBW_WATCH_EVENT_GONE);
-  group_.regions.remove(region);
   auto node = groups_.regions.all.extract(region.id);
   node.key() = region.id = ++groups_.regions.last_id;
   groups_.regions.all.insert(std::move(node));
@@ -35,13 +34,18 @@ bool Shelf::put(Region& region) {
   region.creator_pid = 0;
   changed(region);
   --groups_.regions.count;
+  add(region);
+  groups_.on_recycled();
+  return true;
+}
+
+void Shelf::add(Region& region) {
+  group_.regions.remove(region);
   if (regions_.empty()) groups_.filled_shelves.push_back(*this);
   regions_.push_back(region);
   bytes_ += region.bytes;
   groups_.bytes_cached += region.bytes;
-  groups_.on_recycled();
   rearm();
-  return true;
 }
 
 void Shelf::forget(Region& region) {

@@ -28,6 +28,7 @@ class Shelf final : public Timer, public Hook<Shelf, OfLedger> {
   static bool may_recycle(const Region& region);  // the region has no holder any more
   // Takes a region that has no holder any more, under a new id. False: it does not fit, and the caller frees it.
   bool put(Region& region);
+  void add(Region& region);  // one of the group's that has all that a region on a shelf has
   // Takes the youngest region of exactly `bytes` off the shelf, or returns nullptr. It gets no more seals than it was
   // born with, so `seal_sealed` says which birth serves.
   Region* take(std::uint64_t bytes, bool seal_sealed);

@@ -30,23 +30,34 @@ Result<Ticket*> make_ticket(Tickets& tickets, Session& session, Region& region, 
     tickets.accounts.drop_uid(session.uid);
     return std::unexpected(refuse_limit(tickets.groups, session, charge.error()));
   }
-  Ticket& ticket = tickets.all.try_emplace(*secret, tickets, *secret).first->second;
-  ticket.serial = ++tickets.host.last_serial;
-  tickets.in_order.emplace_hint(tickets.in_order.end(), ticket.serial, &ticket);
-  ticket.region = &region;
+  Ticket& ticket = add_ticket(tickets, *secret, ++tickets.host.last_serial, region, tickets.host.now() + lifetime,
+                              std::move(*charge));
   ticket.rights = rights;
   ticket.uses_left = uses;
   ticket.maker_uid = session.uid;
   ticket.maker = session.line;
   ticket.maker_group = session.group ? session.group->id : 0;
-  ticket.expires = tickets.host.now() + lifetime;
-  ticket.charge = std::move(*charge);
-  ticket.payer = &session;
-  changed(ticket);
-  session.paid_tickets.push_back(ticket);
-  ++region.tickets;
-  tickets.host.timers.set(ticket, ticket.expires);
+  pay_with(session, ticket);
   return &ticket;
+}
+
+Ticket& add_ticket(Tickets& tickets, const Secret& secret, std::uint64_t serial, Region& region, std::int64_t expires,
+                   Charge charge) {
+  Ticket& ticket = tickets.all.try_emplace(secret, tickets, secret).first->second;
+  ticket.serial = serial;
+  tickets.in_order.emplace_hint(tickets.in_order.end(), serial, &ticket);
+  ticket.region = &region;
+  ++region.tickets;
+  ticket.expires = expires;
+  tickets.host.timers.set(ticket, expires);
+  ticket.charge = std::move(charge);
+  changed(ticket);
+  return ticket;
+}
+
+void pay_with(Session& payer, Ticket& ticket) {
+  ticket.payer = &payer;
+  payer.paid_tickets.push_back(ticket);
 }
 
 void end_with_session(Session& session, Ticket& ticket) {

@@ -60,6 +60,10 @@ void changed(Ticket& ticket);
 std::uint64_t ticket_share(const Host& host, const Account& user);
 Result<Ticket*> make_ticket(Tickets& tickets, Session& session, Region& region, std::uint32_t rights,
                             std::uint32_t uses, std::int64_t lifetime);
+// The object alone. It ends at the time `expires`.
+Ticket& add_ticket(Tickets& tickets, const Secret& secret, std::uint64_t serial, Region& region, std::int64_t expires,
+                   Charge charge);
+void pay_with(Session& payer, Ticket& ticket);
 void end_with_session(Session& session, Ticket& ticket);
 void destroy_tickets_of(Tickets& tickets, Session& session);  // those that end with it
 void move_tickets(Session& from, Session& heir);              // those that end with `from` end with `heir`

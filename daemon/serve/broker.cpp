@@ -12,6 +12,7 @@
 #include "daemon/serve/answer.hpp"
 #include "daemon/serve/compare_books.hpp"
 #include "daemon/serve/ledger.hpp"
+#include "daemon/serve/load_books.hpp"
 #include "daemon/serve/records.hpp"
 #include "daemon/serve/session_end.hpp"
 
@@ -44,6 +45,26 @@ class Broker final : public BrokerEvents {
   Broker(const Config& config, BrokerFacts facts, const Secret& key, books::Store store)
       : ledger_(config, std::move(facts), key, std::move(store)) {}
   Sys<void> prepare() { return Closer::prepare(ledger_.regions.closer); }
+  // Between the two steps these books take the place of the last ones. Before, nothing is freed that the last ones
+  // name.
+  Result<void> begin(const books::LastBooks* last) {
+    if (last) load_books(ledger_, *last);
+    write_books(ledger_);
+    if (ledger_.host.books.store.behind())
+      return error(Status::no_memory, "no memory for the records of what the last broker has left");
+    if (ledger_.host.facts.books_are_at) ledger_.host.facts.books_are_at(ledger_.host.books.store.descriptor());
+    if (!last) return {};
+    for (const std::string& loss : last->losses()) ledger_.host.log(3, "the last broker's books: " + loss);
+    compare_all_books(ledger_);
+    {
+      const Turn turn(ledger_);
+      end_loaded(ledger_);
+    }
+    if (!ledger_.groups.all.empty())
+      ledger_.host.log(5, "kept from the last broker: " + std::to_string(ledger_.regions.count) + " regions in " +
+                              std::to_string(ledger_.groups.all.size()) + " groups");
+    return {};
+  }
 
   // A session has two descriptors, its socket and its pidfd. Half of the reserve is for clients that get the refusal of
   // a full table.
@@ -167,11 +188,7 @@ Session* Broker::connected(Link& link) {
 
 void Broker::forget(Session& session) {
   const Turn turn(ledger_);
-  end_session(ledger_, session);
-  session_process_ended(ledger_, session);  // no later report will come
-  ledger_.host.books.end<books::PacketsRecord>(ledger_.host.books.numbers, session.numbers);
-  ledger_.host.books.end<books::SessionRecord>(ledger_.host.books.sessions, session);
-  ledger_.sessions.all.erase(session.id);
+  forget_session(ledger_, session);
 }
 
 // A limit on the size of files (RLIMIT_FSIZE) also counts what a file has no memory for. Then there is room for fewer
@@ -200,7 +217,8 @@ std::uint32_t newest_pid() {
 
 }  // namespace
 
-Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFacts facts) {
+Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFacts facts,
+                                                  const books::LastBooks* last) {
   if (!facts.log) facts.log = [](int, std::string_view) {};
   if (!facts.now) facts.now = sys::now_boottime;
   if (!facts.last_pid) facts.last_pid = newest_pid;
@@ -216,6 +234,7 @@ Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFa
   if (facts.mappings_limit == 0) facts.mappings_limit = sys::mappings_limit();
   auto key = Secret::draw();
   if (!key) return system_failure(key.error(), "drawing the key of the token tables");
+  if (last) facts.epoch = last->epoch();
   while (facts.epoch == 0)
     if (auto drawn = sys::random_bytes(std::as_writable_bytes(std::span(&facts.epoch, 1))); !drawn)
       return system_failure(drawn.error(), "drawing the epoch");
@@ -225,6 +244,10 @@ Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFa
                            " objects of each kind: raise that limit if more are needed");
   auto broker = std::make_unique<Broker>(config, std::move(facts), *key, std::move(store));
   if (auto ready = broker->prepare(); !ready) return system_failure(ready.error(), "eventfd of the closing thread");
+  if (auto begun = broker->begin(last); !begun) {
+    (void)broker.release();  // its end would close what the next broker looks for
+    return std::unexpected(std::move(begun.error()));
+  }
   return broker;
 }
 

@@ -4,12 +4,16 @@
 
 #include <memory>
 
+#include "daemon/books/last_books.hpp"
 #include "daemon/ledger/host.hpp"
 #include "daemon/transport/link.hpp"
 
 namespace shmb::daemon {
 
 // Config::descriptors_reserved and the limits come from `config`.
-Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFacts facts);
+// With `last` it begins from those books and continues their epoch, so the identities of what is kept stay valid. An
+// error then closes none of the descriptors in them.
+Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFacts facts,
+                                                  const books::LastBooks* last = nullptr);
 
 }  // namespace shmb::daemon

@@ -11,5 +11,7 @@ class Ledger;
 // Logs each difference as a bug of the broker's own. Looks at all records where they are few, and now and then where
 // they are many.
 void compare_books(Ledger& ledger);
+// Of all, now: after a start from the books of another broker.
+void compare_all_books(Ledger& ledger);
 
 }  // namespace shmb::daemon

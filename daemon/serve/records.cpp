@@ -484,7 +484,8 @@ static void commit(Ledger& ledger) {
   Books& all = ledger.host.books;
   books::Store& store = all.store;
   store.begin();
-  if (all.noted == 0 && !store.has_erased() && !store.behind()) return;
+  // The first commit writes the totals in any case: without them a reader would have to look at every place.
+  if (all.noted == 0 && !store.has_erased() && !store.behind() && store.transactions() != 0) return;
   all.each_kind([&](const auto& changed) { changed.each([&](auto& item) { put(store, item); }); });
   store.totals.last_session = ledger.sessions.last_id;
   store.totals.last_region = ledger.regions.last_id;

@@ -103,6 +103,14 @@ void session_process_died(Ledger& ledger, Session& session, const sys::ExitInfo*
   else drop_leases_of_dead(ledger.sessions, session);
 }
 
+void forget_session(Ledger& ledger, Session& session) {
+  end_session(ledger, session);
+  session_process_ended(ledger, session);  // no later report will come
+  ledger.host.books.end<books::PacketsRecord>(ledger.host.books.numbers, session.numbers);
+  ledger.host.books.end<books::SessionRecord>(ledger.host.books.sessions, session);
+  ledger.sessions.all.erase(session.id);
+}
+
 void session_disconnected(Ledger& ledger, Session& session) {
   session.link = nullptr;
   changed(session);

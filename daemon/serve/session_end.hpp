@@ -26,6 +26,8 @@ void end_session(Ledger& ledger, Session& session);
 void session_process_died(Ledger& ledger, Session& session, const sys::ExitInfo* how);
 // The process has ended. session_process_died may report later how it ended.
 void session_process_ended(Ledger& ledger, Session& session);
+// No later report of its process will come. The session is gone afterwards.
+void forget_session(Ledger& ledger, Session& session);
 void session_disconnected(Ledger& ledger, Session& session);
 
 }  // namespace shmb::daemon

@@ -598,3 +598,19 @@ TEST_CASE("the service manager hears of a keeper that takes over") {
   CHECK(std::string(text) == "MAINPID=" + std::to_string(three.second) + "\n");
   ::close(manager);
 }
+
+TEST_CASE(
+    "the books are given up after three brokers that began from them and died by their own fault, and not by kills") {
+  keep::Board board;
+  board.books = 7;
+  const auto life = [&](bool at_fault) { return keep::Life{&board, 1, "died", at_fault}; };
+  CHECK(keep::Life{&board, 0, "", false}.last_books() == -1);
+  for (int kill = 0; kill < 10; ++kill) CHECK(life(false).last_books() == 7);
+  for (int fault = 0; fault < 2; ++fault) CHECK(life(true).last_books() == 7);
+  CHECK(life(true).last_books() == -1);
+  CHECK(life(false).last_books() == 7);
+  for (int fault = 0; fault < 10; ++fault) {
+    CHECK(life(true).last_books() == 7);
+    life(true).served();
+  }
+}

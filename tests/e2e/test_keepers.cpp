@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The daemon with keepers (--keep): what clients see when any of its three processes goes away. In the short form the
 // broker is killed some tens of times. SHMBROKER_KEEPER_KILLS=1000 is the long form, of some minutes.
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
@@ -8,13 +9,18 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "daemon/books/image.hpp"
 #include "tests/e2e/support.hpp"
 #include "tests/harness/proc.hpp"
 #include "tests/harness/raw_client.hpp"
@@ -200,6 +206,127 @@ TEST_CASE("a broker that is killed at each call of its start is replaced until o
   for (std::size_t at = 0; (at = log.find("this one takes its place", at)) != log.npos; ++at) ++told;
   CHECK(told > 20);  // of the calls before that line nothing is told
   CHECK(eventually([&] { return world.broker().descriptors() < 40; }));
+}
+
+namespace {
+
+// What a process leaves in group `job` that its broker keeps.
+void leave_kept(const World& world, const std::string& name, std::uint64_t seed) {
+  const Session session = world.connect();
+  session.create_group({.name = "job", .limit_bytes = 8 * MiB, .adopt_existing = true});
+  session.join("job");
+  fill(session.create(40 * KiB, {.name = name, .keep = Keep(std::chrono::hours(1))}).bytes(), seed);
+}
+
+bool has_kept(const Session& session, const std::string& name, std::uint64_t seed) {
+  const auto region = session.try_attach("job/" + name);
+  return region && holds(region->bytes(), seed);
+}
+
+}  // namespace
+
+TEST_CASE("kept regions have their names, identities and bytes after each kill of the broker, also while one begins") {
+  NEEDS_KEEPERS();
+  for (const std::string& engine : harness::engines()) {
+    CAPTURE(engine);
+    World world(with_keepers(engine));
+    const Processes processes(world.broker());
+    const int times = std::max(4, kills() / 2 / harness::kSlowdown);
+    std::vector<RegionId> ids;
+    leave_kept(world, "first", 99);
+    pid_t broker = 0;
+    for (int each = 0; each < times; ++each) {
+      const auto name = [](std::size_t number) { return "w" + std::to_string(number); };
+      broker = processes.await_broker(broker);
+      leave_kept(world, name(ids.size()), ids.size());
+      ids.push_back(RegionId::from_c(world.connect().stat("job/" + name(ids.size())).id));
+      const Session holder = world.connect();
+      const auto held = holder.attach(ids.back());
+      ::kill(broker, SIGKILL);
+      if (each % 2 == 0) {
+        broker = processes.await_broker(broker);
+        ::usleep(static_cast<unsigned>(each % 40) * 100);
+        ::kill(broker, SIGKILL);
+      }
+      const Session session = world.connect();
+      for (std::size_t i = ids.size() - std::min<std::size_t>(ids.size(), 8); i < ids.size(); ++i) {
+        REQUIRE(has_kept(session, name(i), i));
+        CHECK(RegionId::from_c(session.stat("job/" + name(i)).id) == ids[i]);
+      }
+      const auto kept = session.stat("job/first");
+      CHECK(kept.holders == 0);
+      CHECK(kept.freed_at_ns != 0);
+      CHECK(holds(held.bytes(), ids.size() - 1));  // a mapping is its process' own
+      // So that a thousand kills do not need a thousand regions.
+      if (ids.size() == 20) {
+        for (std::size_t i = 0; i < ids.size(); ++i) session.unname("job/" + name(i));
+        ids.clear();
+      }
+    }
+    MESSAGE(engine << ": " << times << " rounds of one or two kills");
+    const Session session = world.connect();
+    CHECK(has_kept(session, "first", 99));
+    session.create_group({.name = "job", .adopt_existing = true});
+    // Its limit is still that of the group that was made before the first kill.
+    CHECK(status_of((session.join("job"), session.try_create(16 * MiB))) == Status::limit);
+    for (std::size_t i = 0; i < ids.size(); ++i) session.unname("job/w" + std::to_string(i));
+    session.unname("job/first");
+    CHECK(eventually([&] { return world.broker().descriptors() < 40; }));
+    CHECK(world.broker().log().find("own bug") == std::string::npos);
+  }
+}
+
+TEST_CASE("a kept region is there when a broker has been killed at each call of its start") {
+  NEEDS_KEEPERS();
+  const int lives = 200;  // the first one serves
+  World world(with_keepers("auto", "die_each=" + std::to_string(lives) + ":1"));
+  const Processes processes(world.broker());
+  leave_kept(world, "weights", 5);
+  ::kill(processes.await_broker(), SIGKILL);
+  const auto died = [&] {
+    int told = 0;
+    const std::string log = world.broker().log();
+    for (std::size_t at = 0; (at = log.find("this one takes its place", at)) != log.npos; ++at) ++told;
+    return told;
+  };
+  // The later ones come through and are killed as they serve.
+  const auto found = [&] {
+    const auto session = Session::try_connect({.socket = world.socket()});
+    return session && has_kept(*session, "weights", 5);
+  };
+  CHECK(eventually([&] { return died() > 40 && found(); }));
+  CHECK(world.broker().log().find("is lost") == std::string::npos);
+  CHECK(eventually([&] {
+    const auto session = Session::try_connect({.socket = world.socket()});
+    return session && session->try_unname("job/weights");
+  }));
+}
+
+TEST_CASE("a broker that finds damaged books says so, keeps nothing, and serves") {
+  NEEDS_KEEPERS();
+  World world(with_keepers());
+  const Processes processes(world.broker());
+  leave_kept(world, "weights", 5);
+  const pid_t broker = processes.await_broker();
+  const std::string folder = "/proc/" + std::to_string(broker) + "/fd";
+  int books = -1;
+  std::error_code hidden;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, hidden))
+    if (std::filesystem::read_symlink(entry, hidden).string().starts_with("/memfd:shm:books ("))
+      books = ::open(entry.path().c_str(), O_RDWR | O_CLOEXEC);
+  if (books < 0) SKIP_CASE("this user may not open the broker's descriptors");
+  shmb::daemon::books::Head head;
+  REQUIRE(::pread(books, &head, sizeof head, 0) == static_cast<ssize_t>(sizeof head));
+  const std::uint64_t region_table = head.tables[shmb::daemon::books::RegionRecord::kNumber - 1].offset;
+  REQUIRE(::pwrite(books, "damage", 6, static_cast<off_t>(region_table + 50)) == 6);
+  ::close(books);
+  ::kill(broker, SIGKILL);
+  processes.await_broker(broker);
+  const Session session = world.connect();
+  CHECK(status_of(session.try_attach("job/weights")) == Status::not_found);
+  CHECK(status_of(session.try_create(4096)) == Status::ok);
+  CHECK(world.broker().log().find(
+            "what the last broker has kept is lost: the books contradict themselves: region 1 ") != std::string::npos);
 }
 
 TEST_CASE("the next broker has the limits of the file as it is now, and those of the start where the file is bad") {

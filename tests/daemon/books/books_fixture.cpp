@@ -69,7 +69,8 @@ Config system_config() {
   return config;
 }
 
-World::World(Config config, BrokerFacts facts, bool compares) {
+World::World(Config config, BrokerFacts facts, bool compares, const books::LastBooks* last, std::int64_t begin)
+    : now(begin) {
   if (config.limits.host_bytes == 0) config.limits.host_bytes = 1ULL << 40;
   if (facts.version.empty()) facts.version = "shmbrokerd test";
   if (facts.uid == 0) facts.uid = 990;
@@ -79,7 +80,7 @@ World::World(Config config, BrokerFacts facts, bool compares) {
   facts.now = [this] { return now; };
   facts.last_pid = [this] { return next_pid - 1; };
   facts.log = [this](int, std::string_view line) { log.emplace_back(line); };
-  auto made = make_broker(config, std::move(facts));
+  auto made = make_broker(config, std::move(facts), last);
   REQUIRE(made);
   books = std::move(*made);
 }

@@ -217,7 +217,9 @@ class Client {
 class World {
  public:
   // `compares`: after each call the books are compared with the objects. A comparison allocates.
-  explicit World(Config config = {}, BrokerFacts facts = {}, bool compares = true);
+  // `last`: it begins from these books, at the time `begin`.
+  explicit World(Config config = {}, BrokerFacts facts = {}, bool compares = true,
+                 const books::LastBooks* last = nullptr, std::int64_t begin = 1000 * kSecond);
   ~World();  // everything freed, every table empty
   // Connected and greeted.
   Client client(std::uint32_t uid = 1000, std::uint32_t pid = 0);
@@ -230,7 +232,7 @@ class World {
   // Sooner or later: what clients brought is closed on a thread, and counts until then.
   bool holds_descriptors(std::uint32_t count);
 
-  std::int64_t now = 1000 * kSecond;
+  std::int64_t now;
   std::vector<std::string> log;
   std::unique_ptr<BrokerEvents> books;
   std::uint32_t next_pid = 100;

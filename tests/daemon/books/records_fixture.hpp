@@ -5,8 +5,10 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <span>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/mapping.hpp"
@@ -35,6 +37,23 @@ inline std::string text_in(Packet& reply) {
   CHECK(map->size() == reply.fixed<shmbw_books_reply>().bytes);
   std::vector<std::byte> bytes(map->data(), map->data() + map->size());
   return text_of(bytes);
+}
+
+// The memory itself, as a later broker reads it: most of the file has no memory behind it.
+inline std::string text_behind(int fd) {
+  const auto map = Mapping::map(fd, 0, sys::file_facts(fd)->size, Access::read_write);
+  REQUIRE(map);
+  return text_of({map->data(), map->size()});
+}
+
+// The broker's own books, as a later broker would find them in the table of descriptors.
+inline int own_books() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (std::filesystem::read_symlink(entry, gone).string().starts_with("/memfd:shm:books ("))
+      return std::stoi(entry.path().filename());
+  }
+  return -1;
 }
 
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }

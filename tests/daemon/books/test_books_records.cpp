@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <span>
 #include <utility>
@@ -26,27 +25,6 @@
 
 using namespace shmb;
 using namespace shmb::daemon::test;
-
-namespace {
-
-// The memory itself, as a later broker reads it: most of the file has no memory behind it.
-std::string text_behind(int fd) {
-  const auto map = Mapping::map(fd, 0, sys::file_facts(fd)->size, Access::read_write);
-  REQUIRE(map);
-  return text_of({map->data(), map->size()});
-}
-
-// The broker's own books, as a later broker would find them in the table of descriptors.
-int own_books() {
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    if (std::filesystem::read_symlink(entry, gone).string().starts_with("/memfd:shm:books ("))
-      return std::stoi(entry.path().filename());
-  }
-  return -1;
-}
-
-}  // namespace
 
 TEST_CASE("a copy of the books is for the admin socket, and for the user of a private broker") {
   {

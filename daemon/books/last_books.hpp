@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The books of the broker before this one, in the table of descriptors that keepers hold (daemon/keep/keeper.hpp).
+//
+// They are believed as far as they can be checked. Books that cannot be read, or that contradict themselves, are not
+// used at all. The number of a region's memory counts only if there is a memory file of that size, with the seals of a
+// region: a dead broker may have closed it by mistake, and a number may name another file now. What is not taken over
+// is left to Leftovers, which closes it.
+//
+// Reading changes nothing but what a commit has left undone. So if this broker dies before it has books of its own, the
+// next one finds the same.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "base/mapping.hpp"
+#include "base/result.hpp"
+#include "daemon/books/reader.hpp"
+
+namespace shmb::daemon::books {
+
+class LastBooks {
+ public:
+  // `number`: of their memory file. It stays open where this fails. Else the object owns it.
+  static Result<LastBooks> open(int number);
+
+  std::uint64_t epoch() const { return reader_.epoch(); }
+  template <class Record, class Body>
+  void each(Body body) const {
+    reader_.each<Record>(body);
+  }
+  // Whether the region can be taken over: its memory is there, and it is none of a GPU.
+  bool has_memory(const RegionRecord& region) const;
+  // Of the memory of those regions, and of the books, in order.
+  const std::vector<int>& numbers() const { return numbers_; }
+  // Why regions cannot be taken over whose memory should be there.
+  const std::vector<std::string>& losses() const { return losses_; }
+  // The next start will not need them: their memory goes with this object.
+  void done() { file_ = Fd::adopt(number_); }
+
+ private:
+  LastBooks(int number, Mapping memory, Reader reader)
+      : number_(number), memory_(std::move(memory)), reader_(std::move(reader)) {}
+  void check_memory();
+
+  int number_;
+  Mapping memory_;
+  Reader reader_;
+  std::vector<int> numbers_;
+  std::vector<std::string> losses_;
+  Fd file_;
+};
+
+}  // namespace shmb::daemon::books
