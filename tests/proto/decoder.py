@@ -248,7 +248,7 @@ def decode(data, n_fds, direction, table=None):
             raise Malformed("op_bits")
     elif bool(reply) == bool(event) or (event and head["tag"]):
         raise Malformed("op_bits")
-    if head["flags"] & ~3:
+    if head["flags"] & ~7:
         raise Refused("unknown_flags")
     fixed, rest = data[24:24 + head["fixed"]], Rest(data[24 + head["fixed"]:])
 

@@ -239,7 +239,7 @@ def hostile(golden):
     yield bad("error-short", patch(not_found.data[:44], 0, "I", 44), "fixed", direction="from_broker")
     yield refused("unknown-op", patch(whole, 4, "H", 999), "unknown_op")
     yield refused("op-zero", patch(whole, 4, "H", 0), "unknown_op")
-    yield refused("unknown-flag", patch(whole, 6, "H", 4), "unknown_flags")
+    yield refused("unknown-flag", patch(whole, 6, "H", 8), "unknown_flags")
     yield refused("status-set", patch(whole, 16, "i", -1), "invalid")
     yield refused("reserved-set", patch(whole, 24, "B", 1), "too_new")
     yield refused("rest-unasked", resized(whole + b"\0"), "invalid")
