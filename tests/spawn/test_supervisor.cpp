@@ -148,9 +148,11 @@ TEST_CASE("a job that finds the descriptor table full is told of the limit, and 
     ::close(next);
     rlimit limit{};
     ::getrlimit(RLIMIT_NOFILE, &limit);
-    limit.rlim_cur = static_cast<rlim_t>(next) + 1;
-    ::setrlimit(RLIMIT_NOFILE, &limit);
+    rlimit full = limit;
+    full.rlim_cur = static_cast<rlim_t>(next) + 1;
+    ::setrlimit(RLIMIT_NOFILE, &full);
     const auto outcome = shmb::spawn::run_job(job, silent);
+    ::setrlimit(RLIMIT_NOFILE, &limit);  // a sanitizer opens a pipe to check an object
     if (outcome.exit_status != shmb::spawn::kExitFailed) return 1;
     if (!outcome.sentence.starts_with("cannot make a socket pair: ")) return 2;
     if (outcome.sentence.find("(EMFILE)") == std::string::npos) return 3;

@@ -3,7 +3,6 @@
 // keeps to the rule of the real one (daemon/kit/numbers.hpp), and dies where a case wants it.
 #include <doctest/doctest.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,6 +21,7 @@
 #include "base/sys_socket.hpp"
 #include "daemon/kit/numbers.hpp"
 #include "tests/client/session/channel_peer.hpp"
+#include "tests/harness/injected.hpp"
 #include "tests/harness/proc.hpp"
 
 using namespace channel_tests;
@@ -115,26 +115,6 @@ struct Brokers : Peer {
     writer.element(0, reply);
     give(writer.finish(fds.size()), fds);
   }
-};
-
-// No descriptor can be opened while it lives.
-class FullTable {
- public:
-  FullTable() {
-    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
-    const int lowest = ::dup(0);
-    REQUIRE(lowest >= 0);
-    ::close(lowest);
-    rlimit full = before_;
-    full.rlim_cur = static_cast<rlim_t>(lowest);
-    REQUIRE(::setrlimit(RLIMIT_NOFILE, &full) == 0);
-  }
-  FullTable(const FullTable&) = delete;
-  FullTable& operator=(const FullTable&) = delete;
-  ~FullTable() { (void)::setrlimit(RLIMIT_NOFILE, &before_); }
-
- private:
-  rlimit before_{};
 };
 
 std::uint64_t mark_of(const Reply& reply) {
@@ -305,7 +285,7 @@ TEST_CASE(
     CAPTURE(missing);
     Brokers brokers;
     {
-      const FullTable full;
+      const harness::Injected full(shmb::fault::Call::dup, EMFILE);
       const int number = 0;
       auto packet = marked(70, false, 1);
       CHECK(status_of(brokers.channel.call(packet, Deadline::after(kShort), nullptr, std::span(&number, 1))) ==
