@@ -123,6 +123,18 @@ Result<void> Joining::look_at_world() {
   return std::unexpected(place_.world_ended());
 }
 
+// Worker 0 of a complete world has left. But the event may be older than the list that said so: then it is about a
+// worker that gave up, and whose rank another one has taken.
+Result<void> Joining::look_at_first() {
+  client::Selection selection;
+  selection.region.id = place_.world;
+  SHMB_TRY(list, client::list_workers(*place_.session, selection, deadline_));
+  for (const client::WorkerRow& row : list.rows)
+    if (row.record.rank == 0 && row.record.state != SHMBW_WORKER_STATE_LEFT) return {};
+  return error(Status::worker_gone, "worker 0 of the world at " + place_.address +
+                                        " left when that was complete, before this worker was in its pool");
+}
+
 // The next thing that happens in the world, while it comes together.
 Result<void> Joining::await_event() {
   SHMB_TRY(event, place_.session->next_remote_event(deadline_));
@@ -145,8 +157,7 @@ Result<void> Joining::await_event() {
                                             " died while it was waited for");
     case SHMBW_WORLD_CHANGE_LEFT:
       if (!complete_ || event->rank != 0) return {};  // only worker 0 makes the pool, and no other takes its place
-      return error(Status::worker_gone, "worker 0 of the world at " + place_.address +
-                                            " left when that was complete, before this worker was in its pool");
+      return look_at_first();
     case SHMBW_WORLD_CHANGE_ENDED:
       return std::unexpected(place_.world_ended());
     default:

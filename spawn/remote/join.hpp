@@ -52,6 +52,7 @@ class Joining {
   Result<void> await_peers();
   Result<void> await_event();
   Result<void> look_at_world();
+  Result<void> look_at_first();
   std::int64_t time_left() const;  // of `deadline_`, in ns; at least 1
 
   const CheckedWish& wish_;
