@@ -79,7 +79,8 @@ class Publication {
     return request;
   }
 
-  // What is left to send. Then the region has what the broker has of it. Neither has it if memory is missing for that.
+  // The chunks that are left to send. Then the region knows as many chunks as the broker, or neither does for lack of
+  // memory.
   void finish(client::Session& session, const client::GpuPublished& made, client::Deadline deadline) {
     Result<void> sent;
     try {

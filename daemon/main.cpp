@@ -265,7 +265,7 @@ Result<void> take_again(const Config& config, ServiceManager& manager, Place& pl
   return {};
 }
 
-// What the last broker has left in its books, if they can be believed.
+// The books that the last broker has left, if they can be believed.
 std::optional<books::LastBooks> last_books(const keep::Life& life) {
   if (life.before == 0) return std::nullopt;
   const int number = life.last_books();

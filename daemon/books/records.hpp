@@ -1048,7 +1048,8 @@ inline constexpr auto kHoldFields = std::to_array<Field>({
     {"region", Type::number, 16, 8, 1, 3},
 });
 
-// What was served of the packets of a session that numbers them. Sessions without the feature resume have none.
+// The numbers of packets that were served, of a session that numbers them. Sessions without the feature resume have
+// none.
 struct PacketsRecord {
   static constexpr std::uint32_t kNumber = 24;
   std::uint64_t id = 0;

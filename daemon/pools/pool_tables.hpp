@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the broker knows of a pool's queues and lanes, and the functions that write it into the directory.
+// The queues and lanes of a pool as the broker knows them, and the functions that write them into the directory.
 //
 // Participants read the directory, and the broker only writes it. All that the broker decides, it decides by these
 // tables, which no other process can reach. So a process that managed to write the directory would mislead those who

@@ -30,7 +30,7 @@ void BooksCopy::end(const Session& session) {
   if (session.id == session_) empty();
 }
 
-// Whoever holds the descriptor holds the file. Its memory goes all the same.
+// A process that still holds the descriptor keeps the file. Its memory goes all the same.
 void BooksCopy::empty() {
   if (!file_) return;
   (void)sys::truncate(file_.get(), 0);

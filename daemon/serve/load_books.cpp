@@ -20,7 +20,7 @@
 namespace shmb::daemon {
 namespace {
 
-// What a session is made from. Its connection went with the broker that accepted it.
+// A session is made from this. Its connection went with the broker that accepted it.
 class LostLink final : public Link {
  public:
   explicit LostLink(Peer peer) : peer_(std::move(peer)) {}

@@ -32,7 +32,7 @@ std::vector<gpu::Tensor> two_tensors() {
   return tensors;
 }
 
-// What an operation finds and leaves. `weights` is another session's, and published.
+// The world in which an operation begins and ends. `weights` is another session's, and published.
 struct Stage {
   Device device;
   shmb::cuda::Address memory = 0;  // of cudaMalloc
@@ -212,7 +212,7 @@ TEST_CASE("every allocation of an operation on GPU memory fails once: it says so
   for (const Operation& operation : operations()) {
     const std::string name = operation.name;
     CAPTURE(name);
-    Score warm;  // what is made once and stays is there now
+    Score warm;  // objects that are made once and stay are there now
     (void)trial(broker.socket(), admin, operation, 0, warm);
     const auto in_use = [] { return fakecuda::Fake::use().bytes_in_use(0); };
     const bool idle = eventually([&] { return books(admin) == Books{} && in_use() == 0; });

@@ -62,7 +62,7 @@ std::string difference(const std::string& one, const std::string& other) {
   return out;
 }
 
-// What is charged, as an administrator sees it.
+// The charges, as an administrator sees them.
 std::string charges(World& world) {
   world.wait_for_closes();
   Client admin = world.admin();

@@ -14,7 +14,8 @@
 
 namespace e2e {
 
-// What an operation finds and leaves: a session, a region of its own, one of another session, a pool and its queue.
+// The world in which an operation begins and ends: a session, a region of its own, one of another session, a pool and
+// its queue.
 struct Stage {
   std::optional<Session> session;
   std::optional<Region> own;
