@@ -237,7 +237,8 @@ typedef struct shmb_attach_options {
 
 /** Takes a reference to an existing region and maps it: by address, by identity or by ticket. Errors: NOT_FOUND (also
  * where it exists but is none of the caller's business), DENIED, WRITE_CLOSED (read-only readers exist or it was
- * published), NOT_READY, STALE (by id: another generation; another epoch), DEADLINE, LIMIT (leases), NO_DESCRIPTORS. */
+ * published), NOT_READY, STALE (by id: another generation; another epoch), DEADLINE, LIMIT (leases), NO_DESCRIPTORS,
+ * GROUP_ENDED (while the call waited for a name, the group of that name ended). */
 SHMB_API int shmb_attach(shmb_session* session, const char* address, const shmb_attach_options* options,
                          shmb_region** region, shmb_error* error) SHMB_NOEXCEPT;
 SHMB_API int shmb_attach_id(shmb_session* session, const shmb_region_id* id, const shmb_attach_options* options,

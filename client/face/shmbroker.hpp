@@ -477,7 +477,8 @@ class Session {
   /// Takes a reference to an existing region and maps it, for reading or for both. The region is found by address
   /// ("NAME", "GROUP/NAME", "UID:GROUP/NAME"), by identity, or by ticket. Statuses: not_found (also where the caller
   /// may not know of it), denied, write_closed (read-only readers exist, or it is published), not_ready, stale (another
-  /// generation or epoch), deadline, limit (leases), no_descriptors.
+  /// generation or epoch), deadline, limit (leases), no_descriptors, group_ended (while the call waited for a name,
+  /// the group of that name ended).
   Result<ReadOnlyRegion> try_attach(std::string_view address, const AttachOptions& options = {}) const noexcept {
     return attached<ReadOnlyRegion>(Rights::read, options, [&](const auto* c, auto** raw, auto* error) {
       return shmb_attach(handle_.get(), detail::CText(address).get(), c, raw, error);

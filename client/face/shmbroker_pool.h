@@ -82,7 +82,8 @@ typedef struct shmb_pool_open_options {
 /** Joins a pool by its address, as the broker reads that now. One in the making is waited for up to timeout_ns. One
  * that this session is in already gives one more handle. Errors: NOT_FOUND, DEADLINE (also where another thread of the
  * process makes it, and still adds its memory after timeout_ns and wait_ns), LIMIT (64 participants), DENIED, BUSY
- * (this session has it open read-only, and may not write through another handle), LOCAL_ONLY. */
+ * (this session has it open read-only, and may not write through another handle), GROUP_ENDED (while the call waited
+ * for the name), LOCAL_ONLY. */
 SHMB_API int shmb_pool_open(shmb_session* session, const char* address, const shmb_pool_open_options* options,
                             shmb_pool** pool, shmb_error* error) SHMB_NOEXCEPT;
 

@@ -453,7 +453,7 @@ class Pool {
   }
   /// Joins a pool by address or by id. It waits until a pool that is being made is whole. A pool that this session is
   /// in gives one more handle. Statuses: not_found, deadline, limit (64 participants), denied, busy (this session has
-  /// it open read-only), local_only.
+  /// it open read-only), group_ended (while the call waited for the name), local_only.
   static Result<Pool> try_open(const Session& session, std::string_view address,
                                const PoolOpenOptions& options = {}) noexcept {
     return opened(session, detail::CText(address).get(), 0, options);

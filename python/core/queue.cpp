@@ -73,7 +73,10 @@ class Handle {
   shmb_message* it_;
 };
 
-PyObject* receive_for(PyObject* self, std::int64_t wait) {
+PyObject* whole_message(Queue* queue, Handle& message) { return make_message(queue, message.release()); }
+
+// Receives one message. `give` makes of it the object that the caller gets.
+PyObject* receive_for(PyObject* self, std::int64_t wait, PyObject* (*give)(Queue*, Handle&) = whole_message) {
   auto* const queue = as<Queue>(self);
   shmb_queue* const handle = queue_of(self);
   if (handle == nullptr) return nullptr;
@@ -86,8 +89,7 @@ PyObject* receive_for(PyObject* self, std::int64_t wait) {
     return shmb_queue_receive(handle, message.get(), SHMB_RECEIVE_KEEP, left, &error);
   });
   if (status == kRaised) return nullptr;
-  if (status != SHMB_OK) return raise(error);
-  return make_message(queue, message.release());
+  return status == SHMB_OK ? give(queue, message) : raise(error);
 }
 
 Signature<1> receive_names = signature("receive", 1, 0, {"timeout"});
@@ -154,34 +156,27 @@ bool is_small(const shmb_message* message, shmb_part& part) {
          part.kind != SHMB_PART_REGION && part.length <= kMost;
 }
 
-PyObject* receive_small(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
-  const Arguments arguments(receive_names, given, count, names);
-  std::int64_t wait = 0;
-  if (!arguments || !to_wait(arguments[0], Wait::others, wait)) return nullptr;
-  auto* const queue = as<Queue>(self);
-  shmb_queue* const handle = queue_of(self);
-  if (handle == nullptr) return nullptr;
-  const Receiving receiving(queue);
-  if (!receiving) return nullptr;
-  Handle message(queue);
-  if (!message) return nullptr;
-  shmb_error error{};
-  const int status = wait_in(queue, wait, [&](std::int64_t left) {
-    return shmb_queue_receive(handle, message.get(), SHMB_RECEIVE_KEEP, left, &error);
-  });
-  if (status == kRaised) return nullptr;
-  if (status != SHMB_OK) return raise(error);
+// The bytes of a small message, or the message.
+PyObject* bytes_or_message(Queue* queue, Handle& message) {
   shmb_part part{};
   if ((queue->flags & SHMB_QUEUE_AT_LEAST_ONCE) != 0 || !is_small(message.get(), part))
-    return make_message(queue, message.release());
+    return whole_message(queue, message);
   PyObject* const copy =
       PyBytes_FromStringAndSize(static_cast<const char*>(part.data), static_cast<Py_ssize_t>(part.length));
   if (copy == nullptr) {  // no memory for the copy: the message is not lost
     PyErr_Clear();
-    return make_message(queue, message.release());
+    return whole_message(queue, message);
   }
+  shmb_error error{};
   (void)shmb_message_done(message.get(), &error);
   return copy;
+}
+
+PyObject* receive_small(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {
+  const Arguments arguments(receive_names, given, count, names);
+  std::int64_t wait = 0;
+  if (!arguments || !to_wait(arguments[0], Wait::others, wait)) return nullptr;
+  return receive_for(self, wait, bytes_or_message);
 }
 
 PyObject* receive_many(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* names) {

@@ -23,8 +23,6 @@ using pool::LaneState;
 using pool::ParticipantState;
 using pool::Stamp;
 
-namespace {}  // namespace
-
 bool all_points() {
   static const bool all = support::has_argument("--all");
   return all;

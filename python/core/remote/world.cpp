@@ -64,8 +64,9 @@ PyObject* join(PyObject*, PyObject* arguments) {
   return Py_NewRef(made.get());
 }
 
-// call(to, function, data, regions, references, flags, timeout) -> RemoteFuture
-PyObject* call(PyObject* self, PyObject* arguments) {
+// The common part of call and create: `send` is the C function, which gives a new T to `wrap`.
+template <class T, auto send, auto wrap>
+PyObject* ask(PyObject* self, PyObject* arguments) {
   World* const world = open_world(self);
   int to = 0;
   const char* function = nullptr;
@@ -77,39 +78,25 @@ PyObject* call(PyObject* self, PyObject* arguments) {
     return nullptr;
   const Payload payload(data, regions, references);
   if (!payload) return nullptr;
-  shmb_future* future = nullptr;
+  T* made = nullptr;
   shmb_error error{};
   int status = 0;
   {
     const Call<World> use(world);
     const Unlocked unlocked;
-    status = shmb_remote_call(world->handle, to, function, payload.c(), flags, timeout, &future, &error);
+    status = send(world->handle, to, function, payload.c(), flags, timeout, &made, &error);
   }
-  return status == SHMB_OK ? make_future(world, future) : raise(error);
+  return status == SHMB_OK ? wrap(world, made) : raise(error);
+}
+
+// call(to, function, data, regions, references, flags, timeout) -> RemoteFuture
+PyObject* call(PyObject* self, PyObject* arguments) {
+  return ask<shmb_future, shmb_remote_call, make_future>(self, arguments);
 }
 
 // create(to, function, data, regions, references, flags, timeout) -> RemoteReference
 PyObject* create(PyObject* self, PyObject* arguments) {
-  World* const world = open_world(self);
-  int to = 0;
-  const char* function = nullptr;
-  PyObject *data = nullptr, *regions = nullptr, *references = nullptr;
-  unsigned flags = 0;
-  long long timeout = 0;
-  if (world == nullptr ||
-      PyArg_ParseTuple(arguments, "isOOOIL", &to, &function, &data, &regions, &references, &flags, &timeout) == 0)
-    return nullptr;
-  const Payload payload(data, regions, references);
-  if (!payload) return nullptr;
-  shmb_reference* reference = nullptr;
-  shmb_error error{};
-  int status = 0;
-  {
-    const Call<World> use(world);
-    const Unlocked unlocked;
-    status = shmb_remote_create(world->handle, to, function, payload.c(), flags, timeout, &reference, &error);
-  }
-  return status == SHMB_OK ? make_reference(world, reference) : raise(error);
+  return ask<shmb_reference, shmb_remote_create, make_reference>(self, arguments);
 }
 
 // own(object, type) -> RemoteReference to an object of this process
