@@ -41,7 +41,7 @@ namespace shmb::daemon {
 namespace {
 
 #ifdef SHMB_TEST_SEAM
-// With `--seam resume` a broker of the tests grants the feature RESUME, though no other follows it.
+// With this word among the faults of --seam a broker of the tests grants the feature RESUME.
 constexpr std::string_view kResumes = "resume";
 #endif
 
@@ -136,7 +136,8 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   config.descriptors_reserved = std::min(config.descriptors_reserved, lowered.table / 4);
   SHMB_TRY(chosen, choose_engine(config.engine));
   if (life) chosen.engine->tell_beat(life->board->beat);
-  Transport transport(*chosen.engine, config, lowered.table);
+  auto transport_owner = std::make_unique<Transport>(*chosen.engine, config, lowered.table);
+  Transport& transport = *transport_owner;
 
   BrokerFacts facts;
   facts.engine = chosen.io_uring ? SHMBW_ENGINE_IO_URING : SHMBW_ENGINE_EPOLL;
@@ -146,15 +147,17 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   facts.losses = lowered.losses;
   facts.losses.insert(facts.losses.end(), kernel().losses.begin(), kernel().losses.end());
   if (life && life->before > 0)
-    facts.losses.push_back("sessions of the brokers before: keepers have started this one, number " +
-                           std::to_string(life->before + 1) + ", after the last one " + life->last);
+    facts.losses.push_back(
+        "sessions of the brokers before, where they could not go on: keepers have started this one, "
+        "number " +
+        std::to_string(life->before + 1) + ", after the last one " + life->last);
   facts.version = "shmbrokerd " SHMB_VERSION;
   facts.kernel = kernel().release;
   facts.features = feature_bits(kernel(), chosen.io_uring);
   facts.exec_seal = kernel().exec_seal;
 #ifdef SHMB_TEST_SEAM
   facts.compare_books = 16;  // a comparison takes longer than most requests
-  facts.resumable = options.seam == kResumes;
+  facts.resumable = options.seam.contains(kResumes);
 #endif
   facts.uid = account.uid;
   facts.pid = static_cast<std::uint32_t>(::getpid());
@@ -168,25 +171,31 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   facts.log = log::line;
   facts.tick_at_most = kSlice;
   if (life) facts.books_are_at = [&life](int number) { life->use_books(number); };
+  const bool begins_again = last.has_value();
   SHMB_TRY(books, make_broker(config, std::move(facts), last ? &*last : nullptr));
   if (last) last->done();
   last.reset();
-  // A broker that fails leaves its descriptors to the next one: its end would close them, and they are in the books.
-  struct Leave {
+  // The transport names sessions to the ledger until it ends, so it has to end first. A broker that fails leaves its
+  // descriptors to the next one: its end would close them, and they are in the books.
+  struct End {
+    std::unique_ptr<Engine>& engine;
+    std::unique_ptr<Transport>& transport;
     std::unique_ptr<BrokerEvents>& books;
     bool failed;
-    ~Leave() {
-      if (failed) (void)books.release();
+    ~End() {
+      if (!failed) {
+        transport->close_all();
+      } else {
+        (void)transport.release();
+        (void)books.release();
+        (void)engine.release();
+      }
     }
-  } leave{books, life.has_value()};
+  } at_end{chosen.engine, transport_owner, books, life.has_value()};
   if (life) life->board->beat += 2;  // a step: on a busy host a start may take its time
-  // The transport names sessions to the ledger until it ends, so it has to end first.
-  struct Detach {
-    Transport& transport;
-    ~Detach() { transport.close_all(); }
-  } detach{transport};
   if (auto attached = transport.attach(*books); !attached)
     return system_failure(attached.error(), "the books' wake-up");
+  if (begins_again) transport.take_over();
 
   const std::string serving = "serving " + config.directory +
                               (config.mode == Mode::system ? " in system mode" : " in private mode") + ", " +
@@ -209,7 +218,7 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   tell_ready(options, life);
   manager.ready(serving);
   const Transport::End end = transport.run();
-  leave.failed = life && end == Transport::End::failed;
+  at_end.failed = life && end == Transport::End::failed;
   // A broker that its keepers replace does not end the service.
   if (end != Transport::End::failed) manager.stopping("ending");
   else if (!life) manager.stopping("the event loop failed");
@@ -312,9 +321,7 @@ Result<int> serve(Options options, ServiceManager& manager) {
   auto last = last_books(*life);
   if (last) left.spare(last->numbers());
   left.close();
-  if (life->before > 0)
-    log::line(log::warning,
-              "the last broker " + life->last + ": this one takes its place, and the sessions of that one are lost");
+  if (life->before > 0) log::line(log::warning, "the last broker " + life->last + ": this one takes its place");
   if (auto whole = take_again(options.config, manager, place, left); !whole) {
     log::failure(whole.error().sentence);
     ::_exit(keep::kCannotGoOn);
@@ -369,9 +376,9 @@ int run(int argc, char** argv) {
       break;
   }
 #ifdef SHMB_TEST_SEAM
-  if (options->seam == kResumes) {
-    // No fault: serve() reads it.
-  } else if (auto set = fault::configure(options->seam); !set) {
+  std::string faults = options->seam;
+  if (const std::size_t at = faults.find(kResumes); at != faults.npos) faults.erase(at, kResumes.size());
+  if (auto set = fault::configure(faults); !set) {
     std::fprintf(stderr, "shmbrokerd: --seam: %s\n", set.error().sentence.c_str());
     return kUsage;
   }

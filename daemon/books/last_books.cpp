@@ -3,12 +3,16 @@
 #include "daemon/books/last_books.hpp"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <set>
 #include <utility>
 
 #include "base/sys_memory.hpp"
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
 
 namespace shmb::daemon::books {
 namespace {
@@ -18,6 +22,22 @@ sys::FileFacts facts_of(int number, int seals) {
   const auto found = sys::seals(number);
   if (!found || (*found & seals) != seals) return {};
   return sys::file_facts(number).value_or(sys::FileFacts{});
+}
+
+constexpr std::uint8_t kGreeted = 2;  // SessionRecord::phase
+
+// Of that session's peer, as the kernel says.
+bool is_connection(const SessionRecord& session) {
+  const auto facts = sys::socket_facts(session.socket);
+  if (!facts || facts->domain != AF_UNIX || facts->type != SOCK_SEQPACKET || facts->listening) return false;
+  const auto peer = sys::peer_credentials(session.socket);
+  return peer && peer->uid == session.uid && peer->pid == session.pid;
+}
+
+// Signal 0 reaches nobody, and any other descriptor gives EBADF.
+bool is_pidfd(int number) {
+  const auto sent = sys::pidfd_signal(number, 0);
+  return sent || sent.error().value == ESRCH || sent.error().value == EPERM;
 }
 
 }  // namespace
@@ -33,8 +53,7 @@ Result<LastBooks> LastBooks::open(int number) {
   // A place that was never in use has no memory behind it, and a look at it would take some.
   if (const auto used = reader.bytes_in_use(); !used || *used > facts.touched)
     return error(Status::broken, "the books contradict themselves: the totals do not say how many records there are");
-  // The transport closes sockets and pidfds before the books forget them. So such a number may be that of memory too.
-  if (const auto problems = reader.problems(false); !problems.empty()) {
+  if (const auto problems = reader.problems(); !problems.empty()) {
     std::string why = "the books contradict themselves: ";
     for (std::size_t i = 0; i < std::min<std::size_t>(problems.size(), 5); ++i) why += (i ? "; " : "") + problems[i];
     if (problems.size() > 5) why += "; and " + std::to_string(problems.size() - 5) + " more";
@@ -42,9 +61,11 @@ Result<LastBooks> LastBooks::open(int number) {
   }
   LastBooks out(number, std::move(*memory), std::move(reader));
   out.check_memory();
+  out.check_sessions();
+  std::ranges::sort(out.numbers_);
   if (const auto twice = std::ranges::adjacent_find(out.numbers_); twice != out.numbers_.end())
     return error(Status::broken, "the books contradict themselves: descriptor " + std::to_string(*twice) +
-                                     " belongs to two regions, or to a region and the books");
+                                     " belongs to the books, and to a region or a session");
   return out;
 }
 
@@ -64,6 +85,33 @@ void LastBooks::check_memory() {
   });
   numbers_.push_back(number_);
   std::ranges::sort(numbers_);
+}
+
+void LastBooks::check_sessions() {
+  std::set<std::uint64_t> numbered, stuck;
+  each<PacketsRecord>([&](const PacketsRecord& packets) { numbered.insert(packets.id); });
+  each<ParticipantRecord>([&](const ParticipantRecord& participant) { stuck.insert(participant.session); });
+  each<WorkerRecord>([&](const WorkerRecord& worker) { stuck.insert(worker.session); });
+  each<GpuDeviceRecord>([&](const GpuDeviceRecord& device) { stuck.insert(device.session); });
+  std::set<std::uint64_t> regions;
+  each<RegionRecord>([&](const RegionRecord& region) {
+    if (has_memory(region)) regions.insert(region.id);
+  });
+  each<LeaseRecord>([&](const LeaseRecord& lease) {
+    if (!regions.contains(lease.region)) stuck.insert(lease.session);
+  });
+  each<SessionRecord>([&](const SessionRecord& session) {
+    if (session.phase != kGreeted || session.lazy || !numbered.contains(session.id) || stuck.contains(session.id))
+      return;
+    if (!is_connection(session) || (session.pidfd >= 0 && !is_pidfd(session.pidfd))) {
+      if (session.socket >= 0)
+        losses_.push_back("session " + std::to_string(session.id) + ": its socket or its pidfd is not there");
+      return;
+    }
+    resuming_.insert(session.id);
+    numbers_.push_back(session.socket);
+    if (session.pidfd >= 0) numbers_.push_back(session.pidfd);
+  });
 }
 
 }  // namespace shmb::daemon::books

@@ -3,14 +3,16 @@
 //
 // They are believed as far as they can be checked. Books that cannot be read, or that contradict themselves, are not
 // used at all. The number of a region's memory counts only if there is a memory file of that size, with the seals of a
-// region: a dead broker may have closed it by mistake, and a number may name another file now. What is not taken over
-// is left to Leftovers, which closes it.
+// region: a dead broker may have closed it by mistake, and a number may name another file now. The same holds for the
+// socket of a session, which must be one of the same peer, and for its pidfd. What is not taken over is left to
+// Leftovers, which closes it.
 //
 // Reading changes nothing but what a commit has left undone. So if this broker dies before it has books of its own, the
 // next one finds the same.
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,7 +35,10 @@ class LastBooks {
   }
   // Whether the region can be taken over: its memory is there, and it is none of a GPU.
   bool has_memory(const RegionRecord& region) const;
-  // Of the memory of those regions, and of the books, in order.
+  // Whether the session can be taken over with its connection. It must number its packets, and may have nothing that a
+  // next broker does not load.
+  bool resumes(const SessionRecord& session) const { return resuming_.contains(session.id); }
+  // Of the memory of those regions, of the sockets and pidfds of those sessions, and of the books, in order.
   const std::vector<int>& numbers() const { return numbers_; }
   // Why regions cannot be taken over whose memory should be there.
   const std::vector<std::string>& losses() const { return losses_; }
@@ -44,12 +49,14 @@ class LastBooks {
   LastBooks(int number, Mapping memory, Reader reader)
       : number_(number), memory_(std::move(memory)), reader_(std::move(reader)) {}
   void check_memory();
+  void check_sessions();
 
   int number_;
   Mapping memory_;
   Reader reader_;
   std::vector<int> numbers_;
   std::vector<std::string> losses_;
+  std::set<std::uint64_t> resuming_;
   Fd file_;
 };
 

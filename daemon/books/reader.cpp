@@ -210,7 +210,7 @@ Result<Reader> Reader::open(std::span<std::byte> memory) {
   return Reader(memory);
 }
 
-std::vector<std::string> Reader::problems(bool all_descriptors) const {
+std::vector<std::string> Reader::problems() const {
   const Records records(memory_);
   std::vector<std::string> out;
   std::size_t more = 0;
@@ -243,7 +243,7 @@ std::vector<std::string> Reader::problems(bool all_descriptors) const {
       const std::uint64_t value = value_of(at.record, size, field);
       if (field.type == Type::truth && value > 1)
         tell(who() + ": " + std::string(field.name) + " is " + number(value) + ", neither 0 nor 1");
-      if (field.type != Type::descriptor || !all_descriptors) continue;
+      if (field.type != Type::descriptor) continue;
       const auto fd = static_cast<std::int32_t>(value);
       if (fd < 0) continue;
       const auto [there, fresh] = descriptors.try_emplace(fd, who());

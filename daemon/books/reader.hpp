@@ -27,8 +27,7 @@ class Reader {
   static Result<Reader> open(std::span<std::byte> memory);
 
   // The records that are damaged, or contradict another one. At most 100 sentences, and one that counts the rest.
-  // `all_descriptors`: also that no two objects own the same descriptor.
-  std::vector<std::string> problems(bool all_descriptors = true) const;
+  std::vector<std::string> problems() const;
   // All records, one a line, with the names of the table. Zeros are left out, secrets are not shown, and bytes that are
   // no printable characters are escaped.
   std::string text() const;

@@ -17,6 +17,7 @@ Session::Session(Host& host, std::uint64_t number, Link& connection, Account& ui
       pid(connection.peer().pid),
       admin(connection.peer().admin),
       has_pidfd(connection.peer().has_pidfd),
+      socket(connection.descriptors_held().socket),
       pidfd(connection.descriptors_held().pidfd),
       account(SHMBW_SCOPE_SESSION, number, &uid_account, &host.own_bug),
       leases(&host.nodes),

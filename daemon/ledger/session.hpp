@@ -59,6 +59,10 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   Session(Host& host, std::uint64_t id, Link& link, Account& uid_account);
   ~Session();
   bool greeted() const { return phase == Phase::greeted; }
+  void lose_link() {
+    link = nullptr;
+    socket = -1;
+  }
   std::uint32_t wire_state() const;
   void apply_limits(const Host& host);  // those of the configuration
   // Whether the process' end will give back more after the session's end: places in pools, or leases of GPU memory.
@@ -67,10 +71,11 @@ class Session : public Hook<Session, OfMembers>, public Hook<Session, OfSupervis
   Books& books;
   std::uint64_t id;
   std::uint64_t line;  // id of the first session in this chain of take-overs; what any of them made belongs to it
-  Link* link;          // nullptr: disconnected or ended
+  Link* link;          // nullptr: disconnected or ended, or not taken over yet
   std::uint32_t uid, pid;
   bool admin, has_pidfd;
-  int pidfd;  // its number in the transport's hands; -1: none, or HELLO has yet to confirm whose it is
+  // Their numbers in the transport's hands. -1: none, or a pidfd of which HELLO has yet to confirm whose it is.
+  int socket, pidfd;
   Phase phase = Phase::silent;
   bool process_gone = false;       // pidfd readable: an heir holds the socket
   bool takes_descriptors = false;  // asked for in HELLO (law 8)

@@ -2,6 +2,8 @@
 // Making, ending and firing of subscriptions. An event is queued at the link and never waits (law 8).
 #include "daemon/ledger/watch.hpp"
 
+#include <utility>
+
 #include "daemon/ledger/accounts.hpp"
 #include "daemon/ledger/groups.hpp"
 #include "daemon/ledger/host.hpp"
@@ -26,17 +28,21 @@ Result<Watch*> make_watch(Watches& watches, Session& session, shmbw_watch_kind k
         refuse_limit(watches.groups, session, {SHMBW_SLOT_WATCHES, SHMBW_SCOPE_WATCHED, 0, most, target.size(), 1}));
   auto charge = session.account.charge(Resource::watches, 1);
   if (!charge) return std::unexpected(refuse_limit(watches.groups, session, charge.error()));
-  std::uint64_t id = ++watches.host.last_serial;
+  return &add_watch(watches, session, ++watches.host.last_serial, kind, events, target, std::move(*charge));
+}
+
+Watch& add_watch(Watches& watches, Session& session, std::uint64_t id, shmbw_watch_kind kind, std::uint32_t events,
+                 Watchers& target, Charge charge) {
   Watch& watch = session.watches.try_emplace(id).first->second;
   watch.id = id;
   watch.session = &session;
   watch.kind = kind;
   watch.events = events;
-  watch.charge = std::move(*charge);
+  watch.charge = std::move(charge);
   changed(watch);  // also for what the caller fills in
   ++watches.count;
   target.push_back(watch);
-  return &watch;
+  return watch;
 }
 
 void destroy_watch(Watches& watches, Watch& watch) {

@@ -54,6 +54,9 @@ void changed(Watch& watch);
 // so the session that causes it makes all others wait for that long.
 Result<Watch*> make_watch(Watches& watches, Session& session, shmbw_watch_kind kind, std::uint32_t events,
                           Watchers& target);
+// The object alone.
+Watch& add_watch(Watches& watches, Session& session, std::uint64_t id, shmbw_watch_kind kind, std::uint32_t events,
+                 Watchers& target, Charge charge);
 void destroy_watch(Watches& watches, Watch& watch);
 Watchers& reclaims_of(Watches& watches, const Session& session);  // those that this session may see
 bool cancel_watch(Watches& watches, Session& session, std::uint64_t id);

@@ -45,8 +45,7 @@ class Broker final : public BrokerEvents {
   Broker(const Config& config, BrokerFacts facts, const Secret& key, books::Store store)
       : ledger_(config, std::move(facts), key, std::move(store)) {}
   Sys<void> prepare() { return Closer::prepare(ledger_.regions.closer); }
-  // Between the two steps these books take the place of the last ones. Before, nothing is freed that the last ones
-  // name.
+  // At its end these books take the place of the last ones. Before, nothing is freed that the last ones name.
   Result<void> begin(const books::LastBooks* last) {
     if (last) load_books(ledger_, *last);
     write_books(ledger_);
@@ -56,13 +55,6 @@ class Broker final : public BrokerEvents {
     if (!last) return {};
     for (const std::string& loss : last->losses()) ledger_.host.log(3, "the last broker's books: " + loss);
     compare_all_books(ledger_);
-    {
-      const Turn turn(ledger_);
-      end_loaded(ledger_);
-    }
-    if (!ledger_.groups.all.empty())
-      ledger_.host.log(5, "kept from the last broker: " + std::to_string(ledger_.regions.count) + " regions in " +
-                              std::to_string(ledger_.groups.all.size()) + " groups");
     return {};
   }
 
@@ -72,6 +64,13 @@ class Broker final : public BrokerEvents {
     return ledger_.accounts.descriptors() + 2 + kept_back(admin) <= ledger_.host.facts.descriptors_limit;
   }
   Session* connected(Link& link) override;
+  std::vector<Open> open_sessions() override;
+  void connected_again(Session& session, Link& link) override {
+    const Turn turn(ledger_);
+    session.link = &link;
+    tell_resume(session);
+  }
+  void begun() override;
   void packet(Session& session, const wire::PacketView& packet) override {
     const Turn turn(ledger_);
     if (!session.link || session.phase == Phase::ended) return;
@@ -83,7 +82,7 @@ class Broker final : public BrokerEvents {
   void end_of_file(Session& session) override {
     const Turn turn(ledger_);
     end_session(ledger_, session);
-    session.link = nullptr;
+    session.lose_link();
     changed(session);
   }
   void process_died(Session& session, const sys::ExitInfo* how) override {
@@ -184,6 +183,26 @@ Session* Broker::connected(Link& link) {
         full ? refuse_descriptors(ledger_.host, *full) : refuse_limit(ledger_.groups, session, charge.error());
   }
   return &session;
+}
+
+std::vector<BrokerEvents::Open> Broker::open_sessions() {
+  std::vector<Open> out;
+  for (auto& [id, session] : ledger_.sessions.all)
+    if (!session.link && session.socket >= 0)
+      out.push_back({&session, session.socket, session.process_gone ? -1 : session.pidfd, session.admin,
+                     session.takes_descriptors});
+  return out;
+}
+
+void Broker::begun() {
+  {
+    const Turn turn(ledger_);
+    end_loaded(ledger_);
+  }
+  if (ledger_.groups.all.empty() && ledger_.sessions.all.empty()) return;
+  ledger_.host.log(5, "from the last broker: " + std::to_string(ledger_.regions.count) + " regions in " +
+                          std::to_string(ledger_.groups.all.size()) + " groups, and " +
+                          std::to_string(ledger_.sessions.all.size()) + " sessions");
 }
 
 void Broker::forget(Session& session) {

@@ -12,7 +12,8 @@ namespace shmb::daemon {
 
 // Config::descriptors_reserved and the limits come from `config`.
 // With `last` it begins from those books and continues their epoch, so the identities of what is kept stay valid. An
-// error then closes none of the descriptors in them.
+// error then closes none of the descriptors in them. The caller takes over the connections (Transport::take_over), or
+// calls BrokerEvents::begun() without them.
 Result<std::unique_ptr<BrokerEvents>> make_broker(const Config& config, BrokerFacts facts,
                                                   const books::LastBooks* last = nullptr);
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// See load_books.hpp. The order is that of the references: groups, regions, sessions, leases, tickets. A record whose
-// region, session or group is not loaded is left out.
+// See load_books.hpp. The order is that of the references: groups, regions, sessions, leases, tickets, watches. A
+// record whose region, session or group is not loaded is left out.
 #include "daemon/serve/load_books.hpp"
 
 #include <fcntl.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,11 +21,12 @@
 namespace shmb::daemon {
 namespace {
 
-// A session is made from this. Its connection went with the broker that accepted it.
-class LostLink final : public Link {
+// A session is made from this. It has a link again when the transport takes its connection over.
+class LastLink final : public Link {
  public:
-  explicit LostLink(Peer peer) : peer_(std::move(peer)) {}
+  LastLink(Peer peer, Held held) : peer_(std::move(peer)), held_(held) {}
   const Peer& peer() const override { return peer_; }
+  Held descriptors_held() const override { return held_; }
   void reply(wire::Bytes, std::span<const int>) override {}
   void hold() override {}
   void serve_again() override {}
@@ -38,6 +40,7 @@ class LostLink final : public Link {
 
  private:
   Peer peer_;
+  Held held_;
   std::vector<Fd> none_;
 };
 
@@ -63,9 +66,11 @@ class Loader {
     fill_shelves();
     each<books::NameRecord>(&Loader::name);
     each<books::SessionRecord>(&Loader::session);
+    each<books::PacketsRecord>(&Loader::packets);
     each<books::GroupRecord>(&Loader::sponsor);
     each<books::LeaseRecord>(&Loader::lease);
     each<books::TicketRecord>(&Loader::ticket);
+    each<books::WatchRecord>(&Loader::watch);
   }
 
  private:
@@ -89,13 +94,16 @@ class Loader {
   void fill_shelves();
   void name(const books::NameRecord& record);
   void session(const books::SessionRecord& record);
+  void packets(const books::PacketsRecord& record);
   void sponsor(const books::GroupRecord& record);
   void lease(const books::LeaseRecord& record);
   void ticket(const books::TicketRecord& record);
+  void watch(const books::WatchRecord& record);
 
   Ledger& ledger_;
   const books::LastBooks& last_;
   std::vector<Region*> cached_;
+  std::map<std::uint64_t, Ticket*> tickets_;  // by serial
 };
 
 void Loader::group(const books::GroupRecord& record) {
@@ -172,10 +180,12 @@ void Loader::session(const books::SessionRecord& record) {
   peer.uid = record.uid;
   peer.pid = record.pid;
   peer.admin = record.admin;
-  LostLink lost(std::move(peer));
+  const bool resumes = last_.resumes(record);
+  peer.has_pidfd = resumes && record.pidfd >= 0;
+  LastLink last(std::move(peer), resumes ? Link::Held{record.socket, record.pidfd} : Link::Held{});
   Uid& uid = ledger_.accounts.hold_uid(record.uid);
   Session& session =
-      ledger_.sessions.all.try_emplace(record.id, ledger_.host, record.id, lost, uid.account).first->second;
+      ledger_.sessions.all.try_emplace(record.id, ledger_.host, record.id, last, uid.account).first->second;
   ++ledger_.accounts.live_sessions;
   session.link = nullptr;
   if (record.charged) session.charge = uid.account.take(Resource::sessions, 1);
@@ -196,6 +206,17 @@ void Loader::session(const books::SessionRecord& record) {
   if (session.group) session.group->members.push_back(session);
   session.supervises = find_group(record.supervises);
   if (session.supervises) session.supervises->supervisors.push_back(session);
+}
+
+// What the client has got of the last answer is not known.
+void Loader::packets(const books::PacketsRecord& record) {
+  Session* const session = ledger_.sessions.find(record.id);
+  if (!session) return;
+  session->numbers.on = true;
+  session->numbers.served = record.served;
+  session->numbers.answered = record.answered;
+  session->numbers.take_over();
+  ledger_.host.books.numbers.note(session->numbers);
 }
 
 void Loader::sponsor(const books::GroupRecord& record) {
@@ -235,9 +256,48 @@ void Loader::ticket(const books::TicketRecord& record) {
   ticket.maker_uid = record.maker_uid;
   ticket.maker = record.maker;
   ticket.maker_group = record.maker_group;
+  tickets_[ticket.serial] = &ticket;
   if (payer) pay_with(*payer, ticket);
   if (with) end_with_session(*with, ticket);
   if (ticket.left()) ++uid.tickets_left;
+}
+
+// A session that ends with this start needs none.
+void Loader::watch(const books::WatchRecord& record) {
+  Session* const session = ledger_.sessions.find(record.session);
+  if (!session || session->socket < 0) return;
+  Region* const region = record.region != 0 ? find_region(record.region) : nullptr;
+  Group* const group = record.group != 0 ? find_group(record.group) : nullptr;
+  const auto ticket = record.ticket != 0 ? tickets_.find(record.ticket) : tickets_.end();
+  NameWatches::value_type* name = nullptr;
+  Watchers* target = nullptr;
+  switch (static_cast<shmbw_watch_kind>(record.kind)) {
+    case SHMBW_WATCH_KIND_REGION:
+      target = region && (record.ticket == 0 || ticket != tickets_.end()) ? &region->watchers : nullptr;
+      break;
+    case SHMBW_WATCH_KIND_GROUP:
+      target = group ? &group->watchers : nullptr;
+      break;
+    case SHMBW_WATCH_KIND_NAME:
+      name = &*ledger_.watches.names.try_emplace(std::string(text_of(record.name))).first;
+      target = &name->second;
+      break;
+    case SHMBW_WATCH_KIND_RECLAIM:
+      target = &reclaims_of(ledger_.watches, *session);
+      break;
+    default:
+      break;
+  }
+  if (!target) return;
+  Watch& watch = add_watch(ledger_.watches, *session, record.id, static_cast<shmbw_watch_kind>(record.kind),
+                           record.events, *target, session->account.take(Resource::watches, 1));
+  watch.region = region;
+  watch.group = group;
+  watch.only_group = record.only_group;
+  watch.name = name;
+  if (ticket == tickets_.end()) return;
+  watch.ticket = ticket->second;
+  ticket->second->watchers.push_back(watch);
 }
 
 template <class Objects>
@@ -251,9 +311,28 @@ std::vector<std::uint64_t> ids_of(const Objects& objects) {
 
 void load_books(Ledger& ledger, const books::LastBooks& last) { Loader(ledger, last).load(); }
 
+// Events may have been queued with the last broker, and how many is not known. So a gap tells the client to look again,
+// unless there never was an event.
+void tell_resume(Session& session) {
+  std::byte buffer[128];
+  wire::Writer out(buffer);
+  out.begin(SHMBW_EVENT | SHMBW_EVENT_RESUME, 0, Status::ok,
+            shmbw_resume_event{session.sequence, 0, session.numbers.served});
+  session.link->event(out.finish(0));
+  changed(session);  // the commit sends what is queued
+  if (session.sequence == 0) return;
+  shmbw_gap_event gap{};
+  gap.sequence = session.sequence;
+  out = wire::Writer(buffer);
+  out.begin(SHMBW_EVENT | SHMBW_EVENT_GAP, 0, Status::ok, gap);
+  session.link->event(out.finish(0));
+}
+
 void end_loaded(Ledger& ledger) {
   for (const std::uint64_t id : ids_of(ledger.sessions.all)) {
     Session& session = ledger.sessions.all.at(id);
+    if (session.link) continue;
+    session.lose_link();
     if (!session.process_gone) session_process_died(ledger, session, nullptr);
     forget_session(ledger, session);
   }

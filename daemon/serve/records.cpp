@@ -134,7 +134,7 @@ SessionRecord record_of(const Session& session) {
   out.fork_secret = session.fork_secret.bytes;
   out.uid = session.uid;
   out.pid = session.pid;
-  out.socket = session.link ? session.link->descriptors_held().socket : -1;
+  out.socket = session.socket;
   // The transport closes it when the process has ended, and the session may live on with an heir.
   out.pidfd = session.has_pidfd && !session.process_gone ? session.pidfd : -1;
   out.phase = static_cast<std::uint8_t>(session.phase);

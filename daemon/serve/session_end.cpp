@@ -70,7 +70,7 @@ void end_session(Ledger& ledger, Session& session) {
   ledger.regions.tally = outer;
   session.phase = Phase::ended;
   changed(session);
-  session.link = nullptr;
+  session.lose_link();
   if (session.refusal) std::erase(ledger.accounts.uids.at(session.uid).refused, session.id);
   --ledger.accounts.live_sessions;
   if (tally.leases != 0 || tally.regions != 0) report_reclaim(ledger.sessions, session, tally, group, group_text);
@@ -112,7 +112,7 @@ void forget_session(Ledger& ledger, Session& session) {
 }
 
 void session_disconnected(Ledger& ledger, Session& session) {
-  session.link = nullptr;
+  session.lose_link();
   changed(session);
   if (session.phase == Phase::ended) return;
   session.lazy = true;

@@ -78,6 +78,7 @@ Connection::~Connection() {
   transport_.engine().unwatch(death_);
   transport_.engine().turns.forget(rest_);
   transport_.engine().turns.leave(process_);
+  outbox_.reset();
   if (socket_) close_socket(transport_.books(), identity_.facts.uid, std::move(socket_));
 }
 
@@ -100,6 +101,18 @@ bool Connection::start() {
     return true;
   }
   await_hello();
+  go_on();
+  return true;
+}
+
+bool Connection::take_over(const BrokerEvents::Open& open) {
+  if (!transport_.engine().add(socket_.get(), *this, process_)) return false;
+  if (identity_.pidfd && !transport_.engine().watch(identity_.pidfd.get(), death_, &process_)) return false;
+  session_ = open.session;
+  greeted_ = true;
+  if (open.takes_descriptors) take_descriptors(false);
+  outbox_->may_be_unread();
+  transport_.books().connected_again(*session_, *this);
   go_on();
   return true;
 }
@@ -330,9 +343,7 @@ Connection::Remains Connection::leave_remains() {
   return {std::move(socket_), std::move(outbox_)};
 }
 
-Fd Connection::close() {
-  outbox_.reset();
-  if (socket_) close_socket(transport_.books(), identity_.facts.uid, std::move(socket_));
+Fd Connection::take_pidfd() {
   if (!identity_.pidfd_is_certain) identity_.pidfd.reset();
   return std::move(identity_.pidfd);
 }

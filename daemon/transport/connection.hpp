@@ -49,6 +49,8 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
 
   // False: the books or the engine refuse it; the caller destroys it.
   bool start();
+  // Instead, of a session that the books have from the broker before this one. False: the engine refuses it.
+  bool take_over(const BrokerEvents::Open& open);
 
   const Peer& peer() const override { return identity_.facts; }
   Held descriptors_held() const override {
@@ -74,11 +76,11 @@ class Connection final : public Link, private Port, public Hook<Connection, Half
   bool greeted() const { return greeted_; }
   std::string who() const;  // "uid 1000 pid 4711" for the log
 
-  // For the transport, at the end: closes the socket and gives up what is left.
+  // For the transport, at the end. The destructor closes the socket.
   Session* session() const { return session_; }
   bool death_told() const { return death_told_; }
-  Fd close();  // returns the pidfd, if there is one
-  // Of a lazy reader, before `close`: what keeps the count of its unread descriptors true.
+  Fd take_pidfd();  // if there is one that is certain
+  // Of a lazy reader: what keeps the count of its unread descriptors true.
   struct Remains {
     Fd socket;
     std::unique_ptr<Outbox> outbox;

@@ -82,6 +82,17 @@ class BrokerEvents {
   // Called before each accept. False leaves the client in the backlog until descriptors are free.
   virtual bool room_for_session(bool /*admin*/) const { return true; }
   virtual Session* connected(Link& link) = 0;  // nullptr: refuse (the transport closes)
+  // Connections of sessions that the broker before this one has left open. The caller owns the descriptors.
+  struct Open {
+    Session* session = nullptr;
+    int socket = -1, pidfd = -1;  // -1: there is none, or its process has ended
+    bool admin = false;
+    bool takes_descriptors = false;
+  };
+  virtual std::vector<Open> open_sessions() { return {}; }
+  virtual void connected_again(Session&, Link&) {}
+  // Called once, before any packet: sessions of the last broker that have no link by now are over.
+  virtual void begun() {}
   virtual void packet(
       Session& session,
       const wire::PacketView& packet) = 0;  // calls link.reply at most once, hold, drop, or nothing (one-way)

@@ -105,6 +105,9 @@ class Outbox : public Hook<Outbox, Unread> {
 
   // The gate: true when no reply waits to be sent or to be read. Then the next request may be served.
   bool open();
+  // The broker before this one may have sent a reply that is not read yet. Its descriptors are counted by the kernel
+  // alone.
+  void may_be_unread() { reply_unread_ = true; }
   enum class Sent { sent, kept, peer_gone, lost };
   // `lost`: the reply can neither be sent nor kept, so the session cannot continue. `fds` are borrowed.
   Sent reply(wire::Bytes packet, std::span<const int> fds, std::int64_t now);

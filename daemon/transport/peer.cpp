@@ -16,11 +16,8 @@ bool has_ended(int pidfd) {
   return !ended || *ended;
 }
 
-}  // namespace
-
-Identity identify(int socket, bool admin) {
-  Identity identity;
-  Peer& facts = identity.facts;
+Peer credentials_of(int socket, bool admin) {
+  Peer facts;
   facts.admin = admin;
   if (auto credentials = sys::peer_credentials(socket)) {
     facts.uid = credentials->uid;
@@ -30,6 +27,15 @@ Identity identify(int socket, bool admin) {
     facts.uid = facts.gid = 0xffff'ffff;  // (uid_t)-1: owns nothing, and equals no user
   }
   if (auto groups = sys::peer_groups(socket)) facts.groups = std::move(*groups);
+  return facts;
+}
+
+}  // namespace
+
+Identity identify(int socket, bool admin) {
+  Identity identity;
+  identity.facts = credentials_of(socket, admin);
+  Peer& facts = identity.facts;
   // 6.5. It names the process that called connect(2), and the pid cannot have been reused in between. It works even
   // after that process has been reaped.
   if (auto pidfd = sys::peer_pidfd(socket)) {
@@ -39,6 +45,15 @@ Identity identify(int socket, bool admin) {
     if (auto opened = sys::pidfd_open(static_cast<pid_t>(facts.pid))) identity.pidfd = std::move(*opened);
   }
   facts.has_pidfd = static_cast<bool>(identity.pidfd);
+  return identity;
+}
+
+Identity known_peer(const BrokerEvents::Open& open) {
+  Identity identity;
+  identity.facts = credentials_of(open.socket, open.admin);
+  identity.pidfd = Fd::adopt(open.pidfd);
+  identity.pidfd_is_certain = static_cast<bool>(identity.pidfd);
+  identity.facts.has_pidfd = identity.pidfd_is_certain;
   return identity;
 }
 

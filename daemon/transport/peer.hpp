@@ -18,6 +18,8 @@ struct Identity {
 };
 
 Identity identify(int socket, bool admin);
+// The same of a connection that the broker before this one has identified. It owns the pidfd from now on.
+Identity known_peer(const BrokerEvents::Open& open);
 
 // Checks an uncertain pidfd. It is kept only if its process began at the time in HELLO, is alive, and the socket is
 // still connected. Then the pid was not reused between connect(2) and pidfd_open(2). False: the pidfd was dropped.

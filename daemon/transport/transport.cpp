@@ -57,6 +57,19 @@ Sys<void> Transport::attach(BrokerEvents& books) {
   return {};
 }
 
+// A connection that cannot go on is closed after the books have forgotten its session.
+void Transport::take_over() {
+  std::vector<std::unique_ptr<Connection>> over;
+  for (const BrokerEvents::Open& open : books_->open_sessions()) {
+    connections_.push_back(std::make_unique<Connection>(*this, Fd::adopt(open.socket), known_peer(open)));
+    Connection& connection = *connections_.back();
+    connection.index = connections_.size() - 1;
+    connection.born = now();
+    if (!connection.take_over(open)) over.push_back(take_out(connections_, connection.index));
+  }
+  books_->begun();
+}
+
 Sys<void> Transport::listen_on(Fd socket, bool admin) {
   // Half of the reserve is for newcomers: their answer to HELLO says that the table is full.
   std::uint64_t reserve = admin ? 0 : std::min(config_.descriptors_reserved / 2, table_ / 4);
@@ -145,7 +158,7 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
   bool lazy = connection->ending() == Connection::Ending::lazy;
   Connection::Remains remains;
   if (lazy) remains = connection->leave_remains();
-  Fd pidfd = connection->close();
+  Fd pidfd = connection->take_pidfd();
   bool watchable = pidfd && !connection->death_told();
   bool awaited = false;
   freed_ = true;
@@ -157,8 +170,9 @@ void Transport::finish_one(std::unique_ptr<Connection> connection) {
     watchable = awaited || (watchable && books_->wants_exit(session) && books_->keep_pidfd(connection->peer().uid));
   }
   const Peer peer = connection->peer();
+  // After the commit that forgets the socket: whoever reads the books finds no number there that is another file's.
   connection.reset();
-  if (!watchable) return books_->forget(session);
+  if (!watchable) return books_->forget(session);  // and then the pidfd is closed
   afterlives_.push_back(std::make_unique<DeadPeerWatch>(*this, std::move(pidfd), peer, session,
                                                         lazy      ? DeadPeerWatch::Why::disconnected
                                                         : awaited ? DeadPeerWatch::Why::awaited
@@ -177,7 +191,7 @@ void Transport::forget(DeadPeerWatch& afterlife) {
     --counted_by_books_;
     books_->pidfd_closed(afterlife.uid());
   }
-  take_out(afterlives_, afterlife.index);
+  const auto closed_at_the_end = take_out(afterlives_, afterlife.index);  // after the commit that forgets its pidfd
   freed_ = true;
   books_->forget(session);
 }

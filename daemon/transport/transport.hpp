@@ -49,6 +49,7 @@ class Transport {
   ~Transport();
 
   Sys<void> attach(BrokerEvents& books);  // once, before anything else
+  void take_over();                       // the connections of the last broker, and then its books may begin
   Sys<void> listen_on(Fd socket, bool admin);
   enum class End { stopped, idle, failed };
   End run();                             // until stop(), the idle time-out, or an engine that cannot go on

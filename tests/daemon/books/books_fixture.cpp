@@ -83,6 +83,7 @@ World::World(Config config, BrokerFacts facts, bool compares, const books::LastB
   auto made = make_broker(config, std::move(facts), last);
   REQUIRE(made);
   books = std::move(*made);
+  if (last) books->begun();
 }
 
 World::~World() {
