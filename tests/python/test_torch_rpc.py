@@ -74,7 +74,8 @@ TENSORS = {
     "transposed": torch.arange(6.0).reshape(2, 3).t(), "gaps": torch.arange(20.0)[::3],
     "channels": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last), "expanded": torch.ones(1).expand(4),
     "large": torch.arange(float(LARGE)), "sparse": torch.eye(3).to_sparse(),
-    "quantised": torch.quantize_per_tensor(torch.ones(4), 0.1, 10, torch.quint8), "conjugate": torch.ones(2, dtype=torch.cfloat).conj(),
+    "quantised": torch.quantize_per_tensor(torch.ones(4), 0.1, 10, torch.quint8), "conjugate": torch.full((2,), 1 + 2j).conj(),
+    "negative": torch.full((2,), 1 + 2j).conj().imag,
 }
 
 

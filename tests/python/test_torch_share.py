@@ -40,6 +40,19 @@ def test_3_parts_of_one_tensor_arrive_on_one_storage_and_writes_come_back(ctx, n
     tasks.close(), done.close()
 
 
+@pytest.mark.parametrize("view", ["conjugate", "negative"])
+def test_a_conjugate_and_a_negative_view_arrive_with_their_values(fork, view):
+    sent = torch.full((3, 2), 1 + 2j).conj()
+    sent = sent if view == "conjugate" else sent.imag
+    queue, (reader, writer) = fork.Queue(), fork.Pipe()
+    for one in (sent, torch.nn.Parameter(sent.detach())):
+        queue.put(one)
+        came = queue.get()
+        assert came.equal(one) and type(came) is type(one) and came.requires_grad == one.requires_grad
+        writer.send(one)
+        assert reader.recv().equal(one)
+
+
 def test_4_a_tensor_that_comes_twice_is_on_one_storage(ctx):
     queue, told = ctx.Queue(), ctx.Queue()
     process = start(ctx, children.send_each_twice, queue, told, 30)

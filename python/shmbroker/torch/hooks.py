@@ -78,7 +78,8 @@ def put(replace: Any, reducers: dict[Any, Any]) -> None:
         replace(iterator, "_try_get_data", _ours._try_get_data(iterator._try_get_data))
     if hasattr(iterator, "_get_data"):
         replace(iterator, "_get_data", _ours._get_data(iterator._get_data))
-    for of, reducer in ((torch.UntypedStorage, reductions.reduce_storage), (torch.Tensor, reductions.reduce_tensor)):
+    for of, reducer in ((torch.UntypedStorage, reductions.reduce_storage), (torch.Tensor, reductions.reduce_tensor),
+                        (torch.nn.Parameter, reductions.reduce_tensor)):
         reducers[of] = ForkingPickler._extra_reducers.get(of)
         ForkingPickler.register(of, reducer)
 

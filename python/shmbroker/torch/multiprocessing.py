@@ -26,7 +26,7 @@ from . import reductions as _reductions
 from . import storage as _storage
 
 _pickling.reducers[torch.UntypedStorage] = _reductions.reduce_storage
-_pickling.reducers[torch.Tensor] = _reductions.reduce_tensor
+_pickling.reducers[torch.Tensor] = _pickling.reducers[torch.nn.Parameter] = _reductions.reduce_tensor
 
 _WORKER = "torch.utils.data._utils.worker"  # the module of a DataLoader's workers
 _CROWD = 60  # processes with one queue; more need a pipe, because a queue of the broker is shared by at most 64

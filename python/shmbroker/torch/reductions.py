@@ -110,7 +110,17 @@ def _note(storage: Any) -> None:
         pickling.work.whole.add(storage._cdata)
 
 
+def resolved(tensor: Any) -> Any:
+    """The same values, written out: storage and strides alone do not tell that a view is conjugate or negative. Torch
+    before 2.0 forgets it in every pickle, and the receiver has other values."""
+    with torch.no_grad():
+        plain = tensor.resolve_conj().resolve_neg().requires_grad_(tensor.requires_grad)
+    return torch.nn.Parameter(plain, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else plain
+
+
 def reduce_tensor(tensor: Any) -> Any:
+    if (tensor.is_conj() or tensor.is_neg()) and (tensor.is_leaf or not tensor.requires_grad):
+        tensor = resolved(tensor)
     attached = pickling.work.attached
     grad = tensor.requires_grad
     if attached is None or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided \

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import storage
+from .. import reductions, storage
 from . import message
 
 _jit_name: Any = getattr(torch._jit_internal, "_qualified_name")
@@ -36,6 +36,8 @@ def memory_of(tensor: torch.Tensor) -> Any:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = reductions.resolved(tensor)
     if not is_plain(tensor):
         return tensor.__reduce_ex__(5)
     size, grad = tuple(tensor.size()), tensor.requires_grad
