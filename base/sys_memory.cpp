@@ -8,8 +8,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 
 #include "base/compat.hpp"
@@ -85,6 +87,19 @@ Sys<FileFacts> file_facts(int fd) {
   facts.is_directory = S_ISDIR(found.st_mode);
   facts.is_regular = S_ISREG(found.st_mode);
   return facts;
+}
+
+Sys<std::uint64_t> memory_end(int fd, std::uint64_t offset, std::uint64_t bytes) {
+  std::uint64_t end = offset;
+  for (const std::uint64_t limit = offset + bytes; end < limit;) {
+    auto data = call(Call::fstat, [&] { return ::lseek(fd, static_cast<off_t>(end), SEEK_DATA); });
+    if (!data && data.error().value == ENXIO) break;
+    if (!data) return std::unexpected(data.error());
+    if (static_cast<std::uint64_t>(*data) >= limit) break;
+    SHMB_TRY(hole, call(Call::fstat, [&] { return ::lseek(fd, *data, SEEK_HOLE); }));
+    end = std::min(static_cast<std::uint64_t>(hole), limit);
+  }
+  return end;
 }
 
 Sys<void*> mmap(void* hint, std::size_t length, int protection, int flags, int fd, std::uint64_t offset) {

@@ -29,6 +29,8 @@ struct FileFacts {
   bool is_socket = false, is_directory = false, is_regular = false;
 };
 Sys<FileFacts> file_facts(int fd);
+// The end of the last part of [offset, offset + bytes) with memory behind it; `offset` where there is none.
+Sys<std::uint64_t> memory_end(int fd, std::uint64_t offset, std::uint64_t bytes);
 
 Sys<void*> mmap(void* hint, std::size_t length, int protection, int flags, int fd, std::uint64_t offset);
 Sys<void> munmap(void* address, std::size_t length);

@@ -274,8 +274,18 @@ Result<void> take_again(const Config& config, ServiceManager& manager, Place& pl
   return {};
 }
 
+// Keepers never give up, so a fault that comes again at each start is told: the 10th time, the 100th, ...
+void tell_unserved(std::uint32_t brokers) {
+  std::uint32_t round = 10;
+  while (round < brokers && round <= UINT32_MAX / 10) round *= 10;
+  if (brokers == round)
+    log::line(log::error, std::to_string(brokers) +
+                              " brokers in a row have ended before they could serve. If the kernel kills them because "
+                              "memory is short, give the broker more (MemoryMax of its unit), or end it");
+}
+
 // The books that the last broker has left, if they can be believed.
-std::optional<books::LastBooks> last_books(const keep::Life& life) {
+Result<std::optional<books::LastBooks>> last_books(const keep::Life& life) {
   if (life.before == 0) return std::nullopt;
   const int number = life.last_books();
   if (number < 0) {
@@ -288,7 +298,8 @@ std::optional<books::LastBooks> last_books(const keep::Life& life) {
     return std::nullopt;
   }
   auto last = books::LastBooks::open(number);
-  if (last) return std::move(*last);
+  if (last) return std::optional(std::move(*last));
+  if (last.error().status != Status::broken) return std::unexpected(std::move(last.error()));  // the next one tries
   life.use_books(-1);
   log::line(log::error, "what the last broker has kept is lost: " + last.error().sentence);
   return std::nullopt;
@@ -317,8 +328,14 @@ Result<int> serve(Options options, ServiceManager& manager) {
         "no look at the unit: with keepers it needs NotifyAccess=all, ExitType=cgroup and OOMPolicy=continue");
   if (!life) return serve(options, manager, place, life, 0, std::nullopt);
 
+  tell_unserved(life->begins());
   keep::Leftovers left(known);
-  auto last = last_books(*life);
+  auto found = last_books(*life);
+  if (!found) {
+    log::failure(found.error().sentence);
+    ::_exit(kFailure);
+  }
+  std::optional<books::LastBooks> last = std::move(*found);
   if (last) left.spare(last->numbers());
   left.close();
   if (life->before > 0) log::line(log::warning, "the last broker " + life->last + ": this one takes its place");

@@ -51,16 +51,15 @@ Result<Greeting> greeting_for(const ConnectOptions& options, const Places& place
   return greeting;
 }
 
-// Attempts at a socket that does not reply to the greeting, and the pause after the first; it doubles.
+// Attempts to reach a private broker, and the pause where its directory was removed.
 constexpr int kGreetings = 6;
 constexpr std::int64_t kGreetingPause = 2'000'000;
 
 // Greets the process that listens at `path`. `owner` is the uid that must own the socket where the path alone does not
-// prove it. A broker that ends takes this connection down with it, and its successor may listen already. So there are
-// `tries`.
+// prove it.
 Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::string& how, std::optional<uid_t> owner,
-                                            bool started, const Greeting& greeting, Deadline deadline, int tries) {
-  for (std::int64_t pause = kGreetingPause;; pause *= 2) {
+                                            bool started, const Greeting& greeting, Deadline deadline) {
+  for (GreetingTries tries;;) {
     SHMB_TRY(socket, connect_socket(path, deadline));
     if (owner) {
       auto peer = sys::peer_credentials(socket.get());
@@ -75,10 +74,8 @@ Result<std::shared_ptr<Session>> try_socket(const std::string& path, const std::
     known.started_by_us = started;
     auto session = Session::greet(std::move(socket), std::move(known), greeting, deadline);
     if (session || session.error().status != Status::session_lost) return session;
-    const bool hung_up = session.error().system_errno == ECONNRESET;
-    if (!hung_up || --tries <= 0 || deadline.passed())
+    if (!tries.again(session.error(), deadline))
       return error(Status::no_broker, path + ": no greeting: " + session.error().sentence);
-    sys::rest(earlier(deadline, Deadline::after(pause)).left());
   }
 }
 
@@ -88,6 +85,14 @@ bool absent(const Error& error) { return error.status == Status::no_broker; }
 std::unexpected<Error> no_broker(const std::string& story) { return error(Status::no_broker, "no broker: " + story); }
 
 }  // namespace
+
+bool GreetingTries::again(const Error& failure, Deadline deadline) {
+  if (failure.status != Status::session_lost || failure.system_errno != ECONNRESET) return false;
+  if (--left_ <= 0 || deadline.passed()) return false;
+  sys::rest(earlier(deadline, Deadline::after(pause_)).left());
+  pause_ *= 2;
+  return true;
+}
 
 Places process_places() {
   Places places;
@@ -189,7 +194,7 @@ Result<std::shared_ptr<Session>> reach_private(Search& search, const std::string
     }
     const std::string how =
         (by_us ? "private broker started at " : "private broker at ") + socket + "; " + search.story;
-    auto session = try_socket(socket, how, search.places.uid, by_us, search.greeting, search.deadline, kGreetings);
+    auto session = try_socket(socket, how, search.places.uid, by_us, search.greeting, search.deadline);
     if (session || !absent(session.error())) return session;
     if (!may_start || attempt >= kGreetings || search.deadline.passed()) return session;
   }
@@ -246,8 +251,8 @@ Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Pl
   SHMB_TRY(greeting, greeting_for(options, places));
 
   const auto named = [&](const std::string& path, const std::string& how) -> Result<std::shared_ptr<Session>> {
-    auto session = try_socket(options.admin ? beside(path, "admin") : path, how, std::nullopt, false, greeting,
-                              deadline, kGreetings);
+    auto session =
+        try_socket(options.admin ? beside(path, "admin") : path, how, std::nullopt, false, greeting, deadline);
     if (session || !absent(session.error())) return session;
     auto failure = no_broker(session.error().sentence + " (" + how + "; no other broker is tried)");
     failure.error().system_errno = session.error().system_errno;
@@ -258,8 +263,8 @@ Result<std::shared_ptr<Session>> connect(const ConnectOptions& options, const Pl
 
   Search search{options, places, greeting, deadline, {}};
   const std::string system_socket = options.admin ? beside(places.system_socket, "admin") : places.system_socket;
-  auto session = try_socket(system_socket, "system broker at " + system_socket, std::nullopt, false, greeting, deadline,
-                            kGreetings);
+  auto session =
+      try_socket(system_socket, "system broker at " + system_socket, std::nullopt, false, greeting, deadline);
   if (session || !absent(session.error())) return session;
   add_clause(search.story, "system broker: " + session.error().sentence);
 

@@ -48,6 +48,18 @@ inline Result<std::shared_ptr<Session>> connect(const ConnectOptions& options = 
 // reason.
 Result<Fd> connect_socket(const std::string& path, Deadline deadline);
 
+// A broker that ends takes down the connections that it has not greeted, and its successor may listen already. So a
+// greeting that meets the end of the connection is tried again, after pauses that double.
+class GreetingTries {
+ public:
+  // After a greeting that failed. False: that was the last one.
+  bool again(const Error& failure, Deadline deadline);
+
+ private:
+  int left_ = 6;
+  std::int64_t pause_ = 2'000'000;
+};
+
 // The directory of the private broker: $XDG_RUNTIME_DIR/shmbroker if it belongs to this user, else
 // <tmp>/shmbroker-<uid>.
 struct PrivateDirectory {

@@ -137,18 +137,27 @@ Result<void> Session::enter() {
   return {};
 }
 
+Result<void> Session::greet_again(const std::string& path, const Greeting& greeting, Deadline deadline) {
+  SHMB_TRY(socket, connect_socket(path, deadline));
+  if (auto peer = sys::peer_credentials(socket.get())) facts_.broker_pid = static_cast<pid_t>(peer->pid);
+  SHMB_TRY_VOID(channel_.open(std::move(socket)));
+  return hello(greeting, deadline);
+}
+
 // Order matters: the inherited socket keeps the leases of a parent that may be dead, so it is closed last.
 Result<void> Session::take_over(Deadline deadline) {
   const std::vector<Fd> inherited = channel_.forget();
   const SessionFacts parent = facts_;
-  SHMB_TRY(socket, connect_socket(parent.socket, deadline));
-  if (auto peer = sys::peer_credentials(socket.get())) facts_.broker_pid = static_cast<pid_t>(peer->pid);
-  SHMB_TRY_VOID(channel_.open(std::move(socket)));
   Greeting greeting;
   greeting.program = program_;
   greeting.fork_session = parent.session;
   greeting.fork_secret = parent.fork_secret;
-  SHMB_TRY_VOID(hello(greeting, deadline));
+  for (GreetingTries tries;;) {
+    auto greeted = greet_again(parent.socket, greeting, deadline);
+    if (greeted) break;
+    if (!tries.again(greeted.error(), deadline)) return greeted;
+    (void)channel_.forget();
+  }
   if (facts_.epoch != parent.epoch)
     return error(Status::session_lost, "the broker was restarted between the parent's start and the fork");
   return inherit(deadline);

@@ -203,6 +203,7 @@ class Session final : public ForkGuarded, public std::enable_shared_from_this<Se
   explicit Session(bool local) : local_(local) {}
   Result<void> hello(const Greeting& greeting, Deadline deadline);
   Result<void> take_over(Deadline deadline);
+  Result<void> greet_again(const std::string& path, const Greeting& greeting, Deadline deadline);
   Result<void> inherit(Deadline deadline);
   Result<std::uint64_t> join(shmbw_group_join request, const std::string& name, Deadline deadline);
 

@@ -47,9 +47,31 @@ Result<LastBooks> LastBooks::open(int number) {
   if (facts.size == 0)
     return error(Status::broken, "the books cannot be read: descriptor " + std::to_string(number) +
                                      ", which should be theirs, is no memory file or an empty one");
-  auto memory = Mapping::map(number, 0, facts.size, Access::read_write);
-  if (!memory) return system_failure(memory.error(), "mapping the books of the last broker");
-  SHMB_TRY(reader, Reader::open({memory->data(), memory->size()}));
+  std::vector<Mapping> memory;
+  const auto map = [&](std::uint64_t offset, std::uint64_t end) -> Result<std::span<std::byte>> {
+    const std::uint64_t before = offset % kSmallPage;
+    auto mapped = Mapping::map(number, offset - before, end - offset + before, Access::read_write);
+    if (!mapped) return system_failure(mapped.error(), "mapping the books of the last broker");
+    memory.push_back(std::move(*mapped));
+    return std::span(memory.back().data() + before, end - offset);
+  };
+  const auto map_memory = [&](std::uint64_t offset, std::uint64_t bytes) -> Result<std::span<std::byte>> {
+    auto end = sys::memory_end(number, offset, bytes);
+    if (!end) return system_failure(end.error(), "looking for the memory of the last broker's books");
+    if (*end == offset) return std::span<std::byte>();
+    return map(offset, *end);
+  };
+  Parts parts;
+  SHMB_TRY(front, map(0, std::min<std::uint64_t>(facts.size, kTablesAt)));
+  parts.front = front;
+  SHMB_TRY(head, read_head(front, facts.size));
+  SHMB_TRY(journal, map_memory(head.journal, head.journal_bytes));
+  parts.journal = journal;
+  for (std::uint32_t i = 0; i < head.kinds; ++i) {
+    SHMB_TRY(table, map_memory(head.tables[i].offset, std::uint64_t{head.tables[i].size} * head.tables[i].capacity));
+    parts.tables[i] = table;
+  }
+  SHMB_TRY(reader, Reader::open(head, parts));
   // A place that was never in use has no memory behind it, and a look at it would take some.
   if (const auto used = reader.bytes_in_use(); !used || *used > facts.touched)
     return error(Status::broken, "the books contradict themselves: the totals do not say how many records there are");
@@ -59,7 +81,7 @@ Result<LastBooks> LastBooks::open(int number) {
     if (problems.size() > 5) why += "; and " + std::to_string(problems.size() - 5) + " more";
     return error(Status::broken, why);
   }
-  LastBooks out(number, std::move(*memory), std::move(reader));
+  LastBooks out(number, std::move(memory), std::move(reader));
   out.check_memory();
   out.check_sessions();
   std::ranges::sort(out.numbers_);

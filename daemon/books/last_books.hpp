@@ -25,7 +25,8 @@ namespace shmb::daemon::books {
 
 class LastBooks {
  public:
-  // `number`: of their memory file. It stays open where this fails. Else the object owns it.
+  // `number`: of their memory file. It stays open where this fails. Else the object owns it. Status::broken: they are
+  // of no use. Any other error may not come again.
   static Result<LastBooks> open(int number);
 
   std::uint64_t epoch() const { return reader_.epoch(); }
@@ -46,13 +47,13 @@ class LastBooks {
   void done() { file_ = Fd::adopt(number_); }
 
  private:
-  LastBooks(int number, Mapping memory, Reader reader)
+  LastBooks(int number, std::vector<Mapping> memory, Reader reader)
       : number_(number), memory_(std::move(memory)), reader_(std::move(reader)) {}
   void check_memory();
   void check_sessions();
 
   int number_;
-  Mapping memory_;
+  std::vector<Mapping> memory_;  // what of the file has memory: the address space is not for all of it
   Reader reader_;
   std::vector<int> numbers_;
   std::vector<std::string> losses_;

@@ -42,42 +42,17 @@ bool overlap(const Head& head) {
   return false;
 }
 
-Result<Head> read_head(std::span<const std::byte> memory) {
-  if (memory.size() < kTablesAt)
-    return unreadable("they have " + number(memory.size()) + " bytes, and their head alone has " + number(kTablesAt));
-  Head head;
-  std::memcpy(&head, memory.data(), sizeof head);
-  if (head.magic != kMagic) return unreadable("this is no file of books: those begin with the word shmbooks");
-  if (head.major != kMajor)
-    return unreadable("their format is " + number(head.major) + "." + number(head.minor) + ", and this program reads " +
-                      number(kMajor) + ".x: use the version that wrote them");
-  if (head.check != check_of(head, kMagic)) return unreadable("the checksum of their head is wrong");
-  if (head.kinds > kMostKinds || (head.minor <= kMinor && head.kinds > kRecordKinds.size()))
-    return unreadable("they have " + number(head.kinds) + " kinds of records, more than their format has");
-  if (head.bytes != memory.size())
-    return unreadable("their head says " + number(head.bytes) + " bytes, and there are " + number(memory.size()));
-  for (std::uint32_t i = 0; i < head.kinds; ++i) {
-    const TableHead& table = head.tables[i];
-    if (table.size < 16 || table.size % 8 != 0 || table.size > kTablesAt ||
-        !inside(head, table.offset, std::uint64_t{table.size} * table.capacity))
-      return unreadable("table " + number(i + 1) + " does not lie inside of them");
-  }
-  if (head.journal_bytes < sizeof(JournalHead) || !inside(head, head.journal, head.journal_bytes))
-    return unreadable("the journal does not lie inside of them");
-  if (overlap(head)) return unreadable("two of their tables, or a table and the journal, overlap");
-  return head;
-}
-
 // Whether the journal holds just this transaction. The sentence says what is wrong.
-std::string journal_fault(std::span<const std::byte> memory, const Head& head, std::uint64_t transaction) {
+std::string journal_fault(const Parts& parts, const Head& head, std::uint64_t transaction) {
   JournalHead journal;
-  std::memcpy(&journal, memory.data() + head.journal, sizeof journal);
+  if (parts.journal.size() < sizeof journal) return "the journal has no memory";
+  std::memcpy(&journal, parts.journal.data(), sizeof journal);
   if (journal.check != check_of(journal, kMagic)) return "the checksum of the journal's head is wrong";
   if (journal.transaction != transaction)
     return "transaction " + number(transaction) + " is committed, and the journal holds " + number(journal.transaction);
-  if (journal.bytes > head.journal_bytes - sizeof journal || journal.bytes % 8 != 0)
+  if (journal.bytes > parts.journal.size() - sizeof journal || journal.bytes % 8 != 0)
     return "the journal says that it is longer than its memory";
-  const std::byte* at = memory.data() + head.journal + sizeof journal;
+  const std::byte* at = parts.journal.data() + sizeof journal;
   for (std::uint64_t left = journal.bytes; left != 0;) {
     EntryHead entry;
     if (left < sizeof entry) return "the last entry of the journal is cut off";
@@ -85,8 +60,8 @@ std::string journal_fault(std::span<const std::byte> memory, const Head& head, s
     if (entry.check != check_of(entry, transaction)) return "the checksum of an entry of the journal is wrong";
     if (entry.number == 0 || entry.number > head.kinds) return "an entry of the journal is of no kind of record";
     const TableHead& table = head.tables[entry.number - 1];
-    if (entry.place >= table.capacity || (entry.size != 0 && entry.size != table.size) ||
-        entry.size > left - sizeof entry)
+    if (entry.place >= table.capacity || entry.place >= parts.tables[entry.number - 1].size() / table.size ||
+        (entry.size != 0 && entry.size != table.size) || entry.size > left - sizeof entry)
       return "an entry of the journal does not fit its table";
     std::uint64_t check = 0;
     const std::byte* record = at + sizeof entry;
@@ -140,12 +115,12 @@ class Records {
     std::uint32_t number, place;
     const std::byte* record;
   };
-  explicit Records(std::span<const std::byte> memory) : memory_(memory) {
-    std::memcpy(&head, memory.data(), sizeof head);
+  explicit Records(const Parts& parts) : parts_(parts) {
+    std::memcpy(&head, parts.front.data(), sizeof head);
     kinds = std::min<std::uint32_t>(head.kinds, kRecordKinds.size());
   }
   const std::byte* at(std::uint32_t number, std::uint32_t place) const {
-    return memory_.data() + head.tables[number - 1].offset + std::uint64_t{place} * size(number);
+    return parts_.tables[number - 1].data() + std::uint64_t{place} * size(number);
   }
   std::uint32_t size(std::uint32_t number) const { return head.tables[number - 1].size; }
   bool sound(const Place& there) const {
@@ -165,8 +140,7 @@ class Records {
   }
 
   bool has_totals() const {
-    return kinds >= kTotals && head.tables[kTotals - 1].capacity != 0 && id_of(at(kTotals, 0)) != 0 &&
-           sound({kTotals, 0, at(kTotals, 0)});
+    return kinds >= kTotals && there(kTotals) != 0 && id_of(at(kTotals, 0)) != 0 && sound({kTotals, 0, at(kTotals, 0)});
   }
   std::uint64_t bytes() const {
     std::uint64_t sum = 0;
@@ -178,47 +152,84 @@ class Records {
   std::uint32_t kinds = 0;  // of those that this version knows
 
  private:
+  // With memory behind them.
+  std::uint32_t there(std::uint32_t number) const {
+    return static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(head.tables[number - 1].capacity, parts_.tables[number - 1].size() / size(number)));
+  }
   // The totals say how many. If they cannot be believed, all are looked at.
   std::uint32_t places(std::uint32_t number) const {
-    const std::uint32_t capacity = head.tables[number - 1].capacity;
-    if (!has_totals()) return capacity;
+    if (!has_totals()) return there(number);
     const std::uint64_t high = value_of(at(kTotals, 0), size(kTotals), field_of(kTotals, "high"), number - 1);
-    return static_cast<std::uint32_t>(std::min<std::uint64_t>(capacity, high));
+    return static_cast<std::uint32_t>(std::min<std::uint64_t>(there(number), high));
   }
 
-  std::span<const std::byte> memory_;
+  const Parts& parts_;
 };
 
 }  // namespace
 
+Result<Head> read_head(std::span<const std::byte> front, std::uint64_t bytes) {
+  if (front.size() < kTablesAt)
+    return unreadable("they have " + number(front.size()) + " bytes, and their head alone has " + number(kTablesAt));
+  Head head;
+  std::memcpy(&head, front.data(), sizeof head);
+  if (head.magic != kMagic) return unreadable("this is no file of books: those begin with the word shmbooks");
+  if (head.major != kMajor)
+    return unreadable("their format is " + number(head.major) + "." + number(head.minor) + ", and this program reads " +
+                      number(kMajor) + ".x: use the version that wrote them");
+  if (head.check != check_of(head, kMagic)) return unreadable("the checksum of their head is wrong");
+  if (head.kinds > kMostKinds || (head.minor <= kMinor && head.kinds > kRecordKinds.size()))
+    return unreadable("they have " + number(head.kinds) + " kinds of records, more than their format has");
+  if (head.bytes != bytes)
+    return unreadable("their head says " + number(head.bytes) + " bytes, and there are " + number(bytes));
+  for (std::uint32_t i = 0; i < head.kinds; ++i) {
+    const TableHead& table = head.tables[i];
+    if (table.size < 16 || table.size % 8 != 0 || table.size > kTablesAt ||
+        !inside(head, table.offset, std::uint64_t{table.size} * table.capacity))
+      return unreadable("table " + number(i + 1) + " does not lie inside of them");
+  }
+  if (head.journal_bytes < sizeof(JournalHead) || !inside(head, head.journal, head.journal_bytes))
+    return unreadable("the journal does not lie inside of them");
+  if (overlap(head)) return unreadable("two of their tables, or a table and the journal, overlap");
+  return head;
+}
+
 Result<Reader> Reader::open(std::span<std::byte> memory) {
-  SHMB_TRY(head, read_head(memory));
-  auto& words = *reinterpret_cast<Words*>(memory.data() + kWordsAt);
+  SHMB_TRY(head, read_head(memory, memory.size()));
+  Parts parts{memory.first(kTablesAt), {}, memory.subspan(head.journal, head.journal_bytes)};
+  for (std::uint32_t i = 0; i < head.kinds; ++i)
+    parts.tables[i] =
+        memory.subspan(head.tables[i].offset, std::uint64_t{head.tables[i].size} * head.tables[i].capacity);
+  return open(head, parts);
+}
+
+Result<Reader> Reader::open(const Head& head, const Parts& parts) {
+  auto& words = *reinterpret_cast<Words*>(parts.front.data() + kWordsAt);
   const std::uint64_t committed = load(words.committed), applied = load(words.applied);
   if (committed != applied) {
     if (committed != applied + 1)
       return unreadable("transaction " + number(committed) + " is committed, and the last one in place is " +
                         number(applied));
-    if (const std::string fault = journal_fault(memory, head, committed); !fault.empty()) return unreadable(fault);
-    apply_journal(memory.data() + head.journal, head, [&](std::uint32_t number, std::uint32_t place) {
-      const TableHead& table = head.tables[number - 1];
-      return memory.data() + table.offset + std::uint64_t{place} * table.size;
+    if (const std::string fault = journal_fault(parts, head, committed); !fault.empty()) return unreadable(fault);
+    apply_journal(parts.journal.data(), head, [&](std::uint32_t number, std::uint32_t place) {
+      return parts.tables[number - 1].data() + std::uint64_t{place} * head.tables[number - 1].size;
     });
     publish(words.behind, 0);
     publish(words.applied, committed);
   }
-  return Reader(memory);
+  return Reader(parts);
 }
 
 std::vector<std::string> Reader::problems() const {
-  const Records records(memory_);
+  const Records records(parts_);
   std::vector<std::string> out;
   std::size_t more = 0;
   const auto tell = [&](std::string sentence) {
     if (out.size() < kProblemsTold) out.push_back(std::move(sentence));
     else ++more;
   };
-  const auto& words = *reinterpret_cast<const Words*>(memory_.data() + kWordsAt);
+  const auto& words = *reinterpret_cast<const Words*>(parts_.front.data() + kWordsAt);
   if (const std::uint64_t behind = load(words.behind); behind == 1)
     tell("there was no memory for what the broker has done since transaction " + number(load(words.committed)) +
          ": replies and events have left that the records do not show");
@@ -284,15 +295,15 @@ std::vector<std::string> Reader::problems() const {
   return out;
 }
 
-std::uint64_t Reader::epoch() const { return Records(memory_).head.epoch; }
+std::uint64_t Reader::epoch() const { return Records(parts_).head.epoch; }
 
 std::optional<std::uint64_t> Reader::bytes_in_use() const {
-  const Records records(memory_);
+  const Records records(parts_);
   return records.has_totals() ? std::optional(records.bytes()) : std::nullopt;
 }
 
 void Reader::each_place(std::uint32_t number, const std::function<void(const std::byte*, std::size_t)>& body) const {
-  const Records records(memory_);
+  const Records records(parts_);
   if (number > records.kinds) return;
   records.each_of(number, [&](const Records::Place& at) {
     if (id_of(at.record) != 0) body(at.record, records.size(number));
@@ -300,8 +311,8 @@ void Reader::each_place(std::uint32_t number, const std::function<void(const std
 }
 
 std::string Reader::text() const {
-  const Records records(memory_);
-  const auto& words = *reinterpret_cast<const Words*>(memory_.data() + kWordsAt);
+  const Records records(parts_);
+  const auto& words = *reinterpret_cast<const Words*>(parts_.front.data() + kWordsAt);
   std::string out = "books " + number(records.head.major) + "." + number(records.head.minor) +
                     " transaction=" + number(load(words.committed)) + "\n";
   records.each([&](const Records::Place& at) {

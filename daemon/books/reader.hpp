@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,15 +17,27 @@
 #include <vector>
 
 #include "base/result.hpp"
-#include "daemon/books/records.hpp"
+#include "daemon/books/image.hpp"
 
 namespace shmb::daemon::books {
+
+// The parts of an image that are in memory. Those of a table or of the journal may be shorter than it, as nothing lies
+// behind them.
+struct Parts {
+  std::span<std::byte> front;  // head and words
+  std::array<std::span<std::byte>, kMostKinds> tables;
+  std::span<std::byte> journal;
+};
+
+// `front`: at least its first kTablesAt bytes. `bytes`: of the whole image.
+Result<Head> read_head(std::span<const std::byte> front, std::uint64_t bytes);
 
 class Reader {
  public:
   // Brings the memory to the state after its last commit, in place. An error says why this is no image that can be
   // read. The memory must outlive the reader.
   static Result<Reader> open(std::span<std::byte> memory);
+  static Result<Reader> open(const Head& head, const Parts& parts);
 
   // The records that are damaged, or contradict another one. At most 100 sentences, and one that counts the rest.
   std::vector<std::string> problems() const;
@@ -47,9 +60,9 @@ class Reader {
 
  private:
   void each_place(std::uint32_t number, const std::function<void(const std::byte*, std::size_t)>& body) const;
-  explicit Reader(std::span<const std::byte> memory) : memory_(memory) {}
+  explicit Reader(const Parts& parts) : parts_(parts) {}
 
-  std::span<const std::byte> memory_;
+  Parts parts_;
 };
 
 }  // namespace shmb::daemon::books

@@ -48,6 +48,7 @@ struct Board {
   // For the next broker alone; no keeper looks at them.
   std::atomic<std::int32_t> books{-1};  // the descriptor of the books to begin from
   std::atomic<std::uint32_t> begun{0};  // brokers that began from them and died by a fault of their own, and this one
+  std::atomic<std::uint32_t> unserved{0};  // brokers in a row that have not served
 };
 
 struct Keep {
@@ -67,8 +68,11 @@ struct Life {
   bool has_served() const { return board->served.load(std::memory_order_acquire) != 0; }  // this one or an earlier one
   void served() const {
     board->begun.store(0, std::memory_order_release);
+    board->unserved.store(0, std::memory_order_release);
     board->served.store(1, std::memory_order_release);
   }
+  // Counts this one. Returns how many before it in a row have not served. The kernel may kill each of them for memory.
+  std::uint32_t begins() const { return board->unserved.fetch_add(1, std::memory_order_acq_rel); }
   // The books to begin from, or -1. Three brokers in a row that began from them and died by their own fault give them
   // up: else a fault that they cause would come again for ever. A kill from outside never costs them.
   int last_books() const;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -120,7 +121,7 @@ TEST_CASE("the broker is killed again and again: each client loses its session a
 
 namespace {
 
-const int kLives = 160;  // more than a start has calls: the last ones come through, and are killed as they serve
+const int kLives = 280;  // more than a start has calls: the last ones come through, and are killed as they serve
 
 // Behind it no broker is killed any more: one that has served so many sessions has made more than kLives calls.
 void await_last_life(const World& world) {
@@ -143,6 +144,7 @@ TEST_CASE("a broker that is killed at each call of its start is replaced until o
   const std::string log = world.broker().log();
   for (std::size_t at = 0; (at = log.find("this one takes its place", at)) != log.npos; ++at) ++told;
   CHECK(told > 20);  // of the calls before that line nothing is told
+  CHECK(log.find(" 100 brokers in a row have ended before they could serve") != log.npos);
   CHECK(eventually([&] { return world.broker().descriptors() < 40; }));
 }
 
@@ -236,6 +238,24 @@ TEST_CASE("a kept region is there when a broker has been killed at each call of 
   const Session session = world.connect();
   CHECK(has_kept(session, "weights", 5));
   session.unname("job/weights");
+}
+
+TEST_CASE("kept regions stay under a limit on the address space that has no room for the whole file of the books") {
+  NEEDS_KEEPERS();
+  if (harness::kAddressSanitizer) SKIP_CASE("AddressSanitizer maps more than that");
+  World world(with_keepers());
+  const Processes processes(world.broker());
+  leave_kept(world, "weights", 5);
+  const rlimit limit{1 << 30, 1 << 30};
+  REQUIRE(::prlimit(world.broker().pid(), RLIMIT_AS, &limit, nullptr) == 0);  // each later broker is its copy
+  for (int each = 0; each < 2; ++each) {
+    const pid_t broker = processes.await_broker();
+    ::kill(broker, SIGKILL);
+    processes.await_broker(broker);
+    const Session session = world.connect();
+    CHECK(has_kept(session, "weights", 5));
+  }
+  world.connect().unname("job/weights");
 }
 
 TEST_CASE("a broker that finds damaged books says so, keeps nothing, and serves") {
