@@ -84,6 +84,7 @@ std::optional<View> View::open(std::span<std::byte> directory, std::span<std::by
   view.directory_ = directory.data();
   view.control_ = control.data();
   view.control_bytes_ = p.control_end;
+  view.lane_memory_ = p.lane_memory;
   view.shape_ = shape;
   view.participants_ = p.participants;
   view.segments_at_ = p.segments;
@@ -99,7 +100,7 @@ std::optional<View> View::open(std::span<std::byte> directory, std::span<std::by
 bool View::lane_fits(std::uint64_t offset, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size) const {
   if (!std::has_single_bit(cells) || (cell_size != 64 && cell_size != 128) || offset % kApart != 0) return false;
   const std::uint64_t bytes = pool::lane_bytes(kind, cells, cell_size);
-  return offset >= header().lane_memory && offset <= control_bytes_ && bytes <= control_bytes_ - offset;
+  return offset >= lane_memory_ && offset <= control_bytes_ && bytes <= control_bytes_ - offset;
 }
 
 View lay_out(const Shape& shape, std::uint64_t epoch, std::uint64_t pool, std::span<std::byte> directory,

@@ -278,7 +278,7 @@ class View {
     return reinterpret_cast<T*>(area + offset)[index];
   }
   std::byte *directory_ = nullptr, *control_ = nullptr;
-  std::uint64_t control_bytes_ = 0;
+  std::uint64_t control_bytes_ = 0, lane_memory_ = 0;
   Shape shape_;
   std::size_t participants_ = 0, segments_at_ = 0, queues_at_ = 0, lanes_at_ = 0;
   std::size_t wait_at_ = 0, queue_waiters_at_ = 0, slots_at_ = 0, freed_at_ = 0;

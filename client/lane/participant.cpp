@@ -237,11 +237,8 @@ std::uint32_t Participant::cache_limit(std::uint64_t size) {
   auto known = std::find_if(limits_.begin(), limits_.end(), [size](const Limit& one) { return one.size == size; });
   if (known == limits_.end()) {
     std::uint32_t slots = 0;
-    for (std::uint32_t i = 0; i < view_.segments(); ++i) {
-      const pool::SegmentEntry& entry = view_.segment(i);
-      if (entry.in_use.load(std::memory_order_acquire) == 0) break;
-      if (entry.slot_size == size) slots += entry.slots;
-    }
+    for (const KnownSegment& segment : segments())
+      if (segment.size == size) slots += segment.slots;
     std::uint32_t participants = 0;
     for (std::size_t i = 0; i < pool::kParticipants; ++i) {
       const auto stamp = pool::Stamp::of(view_.participant(i).stamp.load(std::memory_order_relaxed));
@@ -291,13 +288,26 @@ void Participant::slot_sources(std::vector<std::atomic<std::uint64_t>*>& masks) 
     if (sender->holding()) masks.push_back(&view_.queue_waiters(sender->queue()).writers.mask);
 }
 
+std::span<const KnownSegment> Participant::segments() const {
+  while (segments_.size() < view_.segments()) {
+    const pool::SegmentEntry& entry = view_.segment(segments_.size());
+    if (entry.in_use.load(std::memory_order_acquire) == 0) break;
+    const KnownSegment next{entry.first_slot, entry.slots,     entry.slots_limit, entry.generation,
+                            entry.region,     entry.slot_size, entry.stride};
+    const std::uint32_t begin = segments_.empty() ? 0 : segments_.back().first + segments_.back().slots;
+    if (next.first != begin || next.slots == 0 || next.slots > view_.slots() - begin) break;
+    if (next.size == 0 || next.size > next.stride || next.stride != pool::stride_of(next.size)) break;
+    if (next.stride > UINT64_MAX / next.slots) break;
+    segments_.push_back(next);
+  }
+  return segments_;
+}
+
 bool Participant::find_segment(std::uint32_t slot) const {
-  for (std::uint32_t i = 0; i < view_.segments(); ++i) {
-    const pool::SegmentEntry& entry = view_.segment(i);
-    if (entry.in_use.load(std::memory_order_acquire) == 0) continue;
-    if (slot - entry.first_slot >= entry.slots) continue;
-    segment_ = {entry.first_slot, entry.slots, entry.slot_size};
-    return slot < view_.slots();
+  for (const KnownSegment& segment : segments()) {
+    if (slot - segment.first >= segment.slots) continue;
+    segment_ = segment;
+    return true;
   }
   return false;
 }

@@ -23,6 +23,14 @@ struct SlotRange {
   std::uint32_t first = 0, count = 0;
 };
 
+// A segment as the directory had it when this process saw it first. It lies within the pool's slots and behind the
+// segments before it, and its slots do not overlap. So a directory that somebody writes over later changes no address
+// and no size that this process uses.
+struct KnownSegment {
+  std::uint32_t first = 0, slots = 0, slots_limit = 0, generation = 0;
+  std::uint64_t region = 0, size = 0, stride = 0;
+};
+
 class Participant {
  public:
   Participant(pool::View view, std::uint32_t index, std::uint32_t life);
@@ -79,6 +87,10 @@ class Participant {
     if (slot - segment_.first >= segment_.slots && !find_segment(slot)) return std::nullopt;
     return segment_.size;
   }
+  // All segments, also those that the directory has got since the last call. An impossible entry ends them.
+  std::span<const KnownSegment> segments() const;
+  // Those that the participant of the parent process knew, before any other.
+  void inherit(const Participant& parent) { segments_ = parent.segments_; }
   // Whether the handle of a message is possible: its slot exists, and offset and length lie within it.
   bool fits(const pool::Handle& handle) const {
     const auto size = slot_size(handle.slot);
@@ -102,10 +114,6 @@ class Participant {
   struct Book {
     std::uint32_t references = 0;
     std::uint8_t flags = 0;
-  };
-  struct Segment {
-    std::uint32_t first = 0, slots = 0;
-    std::uint64_t size = 0;
   };
   void dropped(std::uint32_t slot);
   void drop_overwritten(std::uint32_t slot);  // drop() of a slot whose cell drop-oldest has marked busy
@@ -161,7 +169,8 @@ class Participant {
   std::uint32_t limits_at_change_ = 0;
   std::uint32_t next_free_;            // where the search for a free slot begins
   std::uint32_t freed_ = pool::kNone;  // the last slot that this process freed, until it acquires
-  mutable Segment segment_;            // the segment of the last query
+  mutable KnownSegment segment_;       // the segment of the last query
+  mutable std::vector<KnownSegment> segments_;
   std::vector<LaneSender*> senders_;
   std::uint32_t looks_spared_ = 0;  // so many calls of look_ahead() do nothing: the last look was useless
   std::uint32_t in_flight_ = 0;     // messages of all senders that hold something, as far as known

@@ -82,6 +82,7 @@ Result<void> Pool::map(Reply& reply, std::uint64_t directory_bytes, std::uint64_
 void Pool::begin(std::uint32_t index, std::uint32_t life) {
   if (me_) former_.push_back(std::move(me_));
   me_ = std::make_unique<Participant>(view_, index, life);
+  if (!former_.empty()) me_->inherit(*former_.back());
   me_->sleeper().on_doorbell(
       [this](std::uint32_t peer, std::uint32_t of_life, bool dead) { return doorbell_.of(peer, of_life, dead); });
   me_->sleeper().on_look(

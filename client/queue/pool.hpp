@@ -218,7 +218,7 @@ class Pool final : public ForkGuarded, public std::enable_shared_from_this<Pool>
   std::vector<Retired> retired_;
   KeptMappings kept_mappings_;
   std::vector<std::uint32_t> users_;  // references that the user has, by slot
-  Segments segments_{session_, view_, read_only_};
+  Segments segments_{session_, view_, me_, read_only_};
   std::uint32_t seen_change_ = 0, slots_high_ = 0;
   std::uint32_t leave_flags_ = 0;
   bool small_pages_ = false, no_populate_ = false, growing_ = false, enrolled_ = false;

@@ -138,27 +138,26 @@ Result<void> Queue::open_ends(bool again) {
   if (opened.queue >= state_.pool->view().queues() ||
       (opened.lane != pool::kNone && opened.lane >= state_.pool->view().lanes()))
     return error(Status::protocol, "the broker's answer names a queue or a lane that the pool cannot have");
-  try {
-    use_ends(opened);
-  } catch (const std::bad_alloc&) {
+  const auto undo = [&] {
     open_ = false;
     (void)ask_to_close(ends_of(state_.spec) | (again ? 0U : made_by(state_.spec)));
+  };
+  try {
+    if (use_ends(opened)) return {};
+  } catch (const std::bad_alloc&) {
+    undo();
     throw;
   }
-  return {};
+  undo();
+  return state_.broken_error("the entry");
 }
 
-// The ends as the broker has given them.
-void Queue::use_ends(const shmbw_queue_open_reply& opened) {
+// The ends as the broker has given them. False: the directory says something impossible of the queue.
+bool Queue::use_ends(const shmbw_queue_open_reply& opened) {
   Pool::Lock lock(state_.pool->me().lock());
   state_.index = opened.queue;
   state_.serial = opened.serial;
-  const pool::QueueEntry& entry = state_.entry();
-  state_.kind = static_cast<pool::QueueKind>(entry.kind);
-  state_.flags = entry.flags;
-  state_.cells = entry.cells;
-  state_.cell_size = entry.cell_size;
-  state_.deaths = entry.deaths.load(std::memory_order_acquire);
+  if (!state_.read_settings()) return false;
   if (state_.spec.writer && !sender_) sender_ = Sender::of(state_);
   if (state_.spec.reader && !receiver_) receiver_ = Receiver::of(state_);
   state_.sender = sender_.get();
@@ -170,8 +169,9 @@ void Queue::use_ends(const shmbw_queue_open_reply& opened) {
   // A ring whose writer died during the join may already belong to another writer. Of that one nothing is missed.
   state_.look_if_changed();
   if (state_.spec.writer)
-    state_.pool->doorbell().fetch(entry.readers.load(std::memory_order_acquire), Deadline::after(state_.spec.timeout),
-                                  lock);
+    state_.pool->doorbell().fetch(state_.entry().readers.load(std::memory_order_acquire),
+                                  Deadline::after(state_.spec.timeout), lock);
+  return true;
 }
 
 void undo_queue_open(LateReply& late) {

@@ -87,7 +87,7 @@ class Queue {
  private:
   Queue(std::shared_ptr<Pool> pool, QueueSpec spec);
   Result<void> open_ends(bool again);
-  void use_ends(const shmbw_queue_open_reply& opened);
+  bool use_ends(const shmbw_queue_open_reply& opened);
   Result<void> open_in_child();
   Result<void> ask_to_close(std::uint32_t flags);
   Result<void> as_reader();  // refuses a handle that is none

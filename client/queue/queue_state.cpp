@@ -10,6 +10,20 @@
 
 namespace shmb::client {
 
+bool QueueState::read_settings() {
+  const pool::QueueEntry& from = entry();
+  const auto read_kind = static_cast<pool::QueueKind>(from.kind);
+  const std::uint32_t read_flags = from.flags, read_cells = from.cells, read_size = from.cell_size;
+  if (kind == pool::QueueKind::none) {
+    if (read_kind == pool::QueueKind::none || read_kind > pool::QueueKind::broadcast ||
+        !std::has_single_bit(read_cells) || (read_size != 64 && read_size != 128))
+      return false;
+    kind = read_kind, flags = read_flags, cells = read_cells, cell_size = read_size;
+  }
+  deaths = from.deaths.load(std::memory_order_acquire);
+  return kind == read_kind && flags == read_flags && cells == read_cells && cell_size == read_size;
+}
+
 void QueueState::look_around() {
   seen_change = pool->change();
   pool->notice();
@@ -64,6 +78,9 @@ std::optional<pool::LaneView> QueueState::lane_view(std::uint32_t lane, std::uin
   copy->from = entry.from, copy->from_life = entry.from_life, copy->to = entry.to, copy->to_life = entry.to_life;
   std::atomic_thread_fence(std::memory_order_acquire);
   if (pool::Stamp::of(entry.stamp.load(std::memory_order_relaxed)).serial != of) return std::nullopt;
+  // Of another queue, or written by somebody who could write the directory. The participants are indices from here on.
+  if (lane_cells != cells || lane_cell_size != cell_size || copy->from >= pool::kParticipants) return std::nullopt;
+  if (copy->to != pool::kNone && copy->to >= pool::kParticipants) return std::nullopt;
   if (!view.lane_fits(offset, kind, lane_cells, lane_cell_size)) return std::nullopt;
   return pool::LaneView(view.lane_memory(offset), kind, lane_cells, lane_cell_size);
 }

@@ -58,6 +58,9 @@ struct QueueState {
   // No fork since the ends were opened. It costs two loads.
   bool as_opened() const { return !pool->is_fresh_child() && incarnation == pool->incarnation(); }
 
+  // Takes kind, flags, cells and their size from the directory. Once taken they stay: the ends were made for them.
+  // False: they are impossible, or others by now.
+  bool read_settings();
   bool changed() const { return seen_change != pool->change(); }
   void look_around();
   void look_if_changed() {

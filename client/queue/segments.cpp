@@ -14,20 +14,20 @@ void Segments::expect(std::span<const SizeClass> later) {
 }
 
 void Segments::read() {
-  for (std::size_t i = segments_.size(); i < view_.segments(); ++i) {
-    const pool::SegmentEntry& entry = view_.segment(i);
-    if (entry.in_use.load(std::memory_order_acquire) == 0) break;
-    segments_.push_back({entry.first_slot, entry.slots, entry.stride, entry.slots * entry.stride, nullptr});
+  const auto known = me_->segments();
+  for (std::size_t i = segments_.size(); i < known.size(); ++i) {
+    const KnownSegment& entry = known[i];
+    segments_.push_back({entry.first, entry.slots, entry.stride, entry.slots * entry.stride, nullptr});
     slots_ += entry.slots;
-    auto found = std::ranges::find(classes_, entry.slot_size, &Class::slot_size);
+    auto found = std::ranges::find(classes_, entry.size, &Class::slot_size);
     if (found == classes_.end()) {
-      found = classes_.insert(std::ranges::upper_bound(classes_, entry.slot_size, {}, &Class::slot_size),
-                              Class{entry.slot_size, 0, entry.slots_limit, {}});
+      found = classes_.insert(std::ranges::upper_bound(classes_, entry.size, {}, &Class::slot_size),
+                              Class{entry.size, 0, entry.slots_limit, {}});
     }
     found->slots += entry.slots;
-    if (!found->ranges.empty() && found->ranges.back().first + found->ranges.back().count == entry.first_slot)
+    if (!found->ranges.empty() && found->ranges.back().first + found->ranges.back().count == entry.first)
       found->ranges.back().count += entry.slots;
-    else found->ranges.push_back({entry.first_slot, entry.slots});
+    else found->ranges.push_back({entry.first, entry.slots});
   }
 }
 
@@ -36,7 +36,7 @@ Error Segments::attach(std::int64_t timeout) {
   std::vector<std::size_t> which;
   for (std::size_t i = 0; i < segments_.size(); ++i) {
     if (segments_[i].region) continue;
-    const pool::SegmentEntry& entry = view_.segment(i);
+    const KnownSegment& entry = me_->segments()[i];
     AttachItem item;
     item.target = Target::with_id({entry.region, entry.generation, 0});
     item.rights = SHMBW_RIGHT_MAP_READ | (read_only_ ? 0U : unsigned{SHMBW_RIGHT_MAP_WRITE});

@@ -33,8 +33,10 @@ class Segments {
     std::vector<SlotRange> ranges;
   };
 
-  Segments(const std::shared_ptr<Session>& session, const pool::View& view, bool read_only)
-      : session_(session), view_(view), read_only_(read_only) {}
+  // `me` has read them from the directory.
+  Segments(const std::shared_ptr<Session>& session, const pool::View& view, const std::unique_ptr<Participant>& me,
+           bool read_only)
+      : session_(session), view_(view), me_(me), read_only_(read_only) {}
 
   void expect(std::span<const SizeClass> later);  // classes that may have no segment yet
   void read();                                    // segments that the directory has got since
@@ -87,6 +89,7 @@ class Segments {
 
   const std::shared_ptr<Session>& session_;
   const pool::View& view_;
+  const std::unique_ptr<Participant>& me_;
   const bool read_only_;
   std::vector<Segment> segments_;
   std::vector<Class> classes_;  // by size

@@ -36,7 +36,7 @@ void SenderOf<L>::look_for_reader() {
       state_.pool->post_finished(i, stamp.serial, SHMBW_LANE_END_SENDER);
       continue;
     }
-    if (!me.alive(copy.to, copy.to_life)) continue;
+    if (copy.to == pool::kNone || !me.alive(copy.to, copy.to_life)) continue;
     adopt(i, stamp.serial);
     return;
   }

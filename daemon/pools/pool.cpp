@@ -52,14 +52,18 @@ struct Area {
   Mapping map;
 };
 
-// F_SEAL_FUTURE_WRITE leaves the existing mapping writable. So the broker alone writes the directory, and participants
-// may believe it. Mode 0400 alone would not do: root in a container without a user namespace has CAP_DAC_OVERRIDE, and
-// opens /proc/self/fd/N for writing. The broker itself never reads it (pool_tables.hpp).
-Result<Area> make_area(const char* label, std::uint64_t bytes, bool no_exec, int seals) {
+// The directory has mode 0400 and no seal against writing: a later broker maps this descriptor for writing. Clients get
+// one that was opened for reading. Whoever can write the directory in spite of its mode misleads its readers, and not
+// the broker, which never reads it (pool_tables.hpp).
+constexpr unsigned kDirectoryMode = 0400, kControlMode = 0600;
+
+Result<Area> make_area(const char* label, std::uint64_t bytes, bool no_exec, unsigned mode) {
   SHMB_TRY(fd, make_memory({label, bytes, no_exec, false}));
+  if (auto set = sys::set_mode(fd.get(), mode); !set)
+    return system_failure(set.error(), "setting the mode of the control memory of a pool");
   auto map = Mapping::map(fd.get(), 0, bytes, Access::read_write);
   if (!map) return system_failure(map.error(), "mapping the control memory of a pool");
-  if (auto sealed = sys::add_seals(fd.get(), seals); !sealed)
+  if (auto sealed = sys::add_seals(fd.get(), F_SEAL_SEAL); !sealed)
     return system_failure(sealed.error(), "sealing the control memory of a pool");
   return Area{std::move(fd), std::move(*map)};
 }
@@ -353,10 +357,9 @@ Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create
   const std::uint64_t id = ++pools.regions.last_id, control_id = ++pools.regions.last_id;
   names::MemfdName label;
   names::write_memfd_name(label, {pools.host.facts.epoch, id, 1, group.uid, group.name, name, group.id});
-  SHMB_TRY(directory,
-           make_area(label.data(), directory_bytes, pools.host.facts.exec_seal, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL));
+  SHMB_TRY(directory, make_area(label.data(), directory_bytes, pools.host.facts.exec_seal, kDirectoryMode));
   names::write_memfd_name(label, {pools.host.facts.epoch, control_id, 1, group.uid, group.name, name, group.id});
-  SHMB_TRY(control, make_area(label.data(), control_bytes, pools.host.facts.exec_seal, F_SEAL_SEAL));
+  SHMB_TRY(control, make_area(label.data(), control_bytes, pools.host.facts.exec_seal, kControlMode));
 
   Pool& pool = pools.all.try_emplace(id, pools, id, group).first->second;
   pool.name = name;

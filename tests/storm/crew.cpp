@@ -52,8 +52,10 @@ class Member {
     opening.id = place_.pool;
     opening.timeout = kAnswer;
     auto pool = Pool::open(session_, opening);
-    // A vandal may have had the pool broken before we came.
-    if (!pool) return place_.trusting && pool.error().status == Status::broken ? 0 : fail("pool", pool.error());
+    // A vandal may have had the pool broken before we came, or be at the head of the directory.
+    if (!pool && place_.trusting && (pool.error().status == Status::broken || pool.error().status == Status::version))
+      return 0;
+    if (!pool) return fail("pool", pool.error());
     pool_ = std::move(*pool);
     const std::string mine = std::to_string(number_), other = std::to_string(1 - number_);
     writes_ = {{"line" + mine, Kind::spsc, 0},

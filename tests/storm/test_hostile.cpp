@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One participant of a pool writes nonsense over the whole control area. Its fellows may get wrong data and errors, but
-// they read nothing that lies outside what they were given (run under ASan and UBSan), and come back from every call.
-// The broker serves on, other pools and regions do not notice, and all memory is back at the end.
+// One participant of a pool writes nonsense over the whole control area, and over the directory. Its fellows may get
+// wrong data and errors, but they read nothing that lies outside what they were given (run under ASan and UBSan), and
+// come back from every call. The broker serves on, other pools and regions do not notice, and all memory is back at the
+// end.
 //
-//   test_hostile --seconds 60 [--seeds 10] [--seed 7]     the long form
+//   test_hostile --seconds 60 [--seeds 10] [--seed 7] [--damage 8]     the long form; 8: the directory alone
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -148,9 +149,31 @@ class Crew {
   std::string wrong_;
 };
 
+constexpr int kNoDirectory = 5;
+
+// A participant by the wire alone, which has the descriptor of the directory.
+harness::RawPacket join_raw(harness::RawClient& client, const CrewPlace& place) {
+  client = harness::RawClient::connect(place.socket);
+  if (!client.hello().ok()) return {};
+  const std::string group = "#" + std::to_string(place.group);
+  shmbw_group_join member{};
+  member.name_len = static_cast<std::uint16_t>(group.size());
+  if (!client.call(SHMBW_OP_GROUP_JOIN, member, group).ok()) return {};
+  shmbw_pool_join wish{};
+  wish.pool = place.pool;
+  return client.call(SHMBW_OP_POOL_JOIN, wish);
+}
+
 int destroy(const CrewPlace& place, std::uint64_t seed, Damage damage) {
   auto pool = join(place);
   if (!pool) return 0;  // broken already
+  harness::RawClient raw;
+  const harness::RawPacket joined = join_raw(raw, place);
+  if (joined.status() == static_cast<int>(Status::broken)) return 0;
+  if (!joined.ok() || joined.fds.empty()) return kNoDirectory;
+  const auto directory =
+      seize_directory(joined.fds.front().get(), joined.fixed<shmbw_pool_join_reply>().directory_bytes);
+  if (directory.empty()) return kNoDirectory;
   // An end of its own in each queue, so that it has lanes.
   std::vector<std::unique_ptr<Queue>> queues;
   for (const bool reads : {false, true}) {
@@ -158,7 +181,7 @@ int destroy(const CrewPlace& place, std::uint64_t seed, Damage damage) {
     spec.cell_size = 128;
     if (auto queue = Queue::open(pool, spec)) queues.push_back(std::move(*queue));
   }
-  Vandal vandal(pool, seed);
+  Vandal vandal(pool, directory, seed);
   std::mt19937_64 dice(seed);
   for (;;) {
     vandal.strike(damage != Damage::count ? damage
@@ -177,7 +200,7 @@ struct Sum {
 
 }  // namespace
 
-TEST_CASE("nonsense written over a pool's control area hurts neither the broker nor other pools, and no memory") {
+TEST_CASE("nonsense written over a pool's memory hurts neither the broker nor other pools, and no memory") {
   const std::uint64_t seconds = support::argument("--seconds", 4), seeds = support::argument("--seeds", 1);
   const std::uint64_t first = support::argument("--seed", std::random_device{}() >> 1);
   for (std::uint64_t seed = first; seed < first + seeds; ++seed) {
@@ -194,8 +217,10 @@ TEST_CASE("nonsense written over a pool's control area hurts neither the broker 
     std::uint32_t rounds = 0, broken_pools = 0;
     const std::int64_t until = sys::now_monotonic() + static_cast<std::int64_t>(seconds) * kSecond;
     const auto kinds = static_cast<std::uint32_t>(Damage::count) + 1;  // the last: a mixture
+    const auto only = static_cast<std::uint32_t>(support::argument("--damage", kinds));
     while (sys::now_monotonic() < until || rounds < kinds) {
-      const auto damage = static_cast<Damage>(rounds++ % kinds);
+      const auto damage = static_cast<Damage>(only < kinds ? only : rounds % kinds);
+      ++rounds;
       const std::string name = damage == Damage::count ? "mixture" : damage_name(damage);
       CAPTURE(name);
       auto owner = session_on(broker.socket());

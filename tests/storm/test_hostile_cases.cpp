@@ -96,46 +96,6 @@ struct TinyList {
 
 }  // namespace
 
-TEST_CASE("only the broker can change the directory of a pool, however a client tries") {
-  const harness::BrokerFixture broker;
-  harness::RawClient client = harness::RawClient::connect(broker.socket());
-  REQUIRE(client.hello().ok());
-  shmbw_pool_create wish{};
-  wish.slots = 4;
-  harness::RawPacket made = client.call(SHMBW_OP_POOL_CREATE, wish);
-  REQUIRE(made.ok());
-  REQUIRE(made.fds.size() == 2);
-  const auto facts = made.fixed<shmbw_pool_create_reply>();
-  const int fd = made.fds[0].get();
-  const std::size_t size = facts.directory_bytes;
-  void* map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
-  REQUIRE(map != MAP_FAILED);
-  const std::string before(static_cast<const char*>(map), size);
-  CHECK(::mprotect(map, size, PROT_READ | PROT_WRITE) == -1);
-  CHECK(::madvise(map, 4096, MADV_REMOVE) == -1);
-  const std::string path = "/proc/self/fd/" + std::to_string(fd);
-  for (const int flags : {-1, O_RDWR, O_WRONLY, O_RDWR | O_TRUNC}) {
-    CAPTURE(flags);
-    const int again = flags == -1 ? ::dup(fd) : ::open(path.c_str(), flags | O_CLOEXEC);
-    if (again < 0) continue;  // refused already
-    CHECK(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0) == MAP_FAILED);
-    CHECK(::mmap(nullptr, size, PROT_WRITE, MAP_SHARED, again, 0) == MAP_FAILED);
-    CHECK(::pwrite(again, "X", 1, 0) == -1);
-    CHECK(::ftruncate(again, 0) == -1);
-    CHECK(::ftruncate(again, static_cast<off_t>(size) * 2) == -1);
-    CHECK(::fallocate(again, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == -1);
-    CHECK(::fcntl(again, F_ADD_SEALS, F_SEAL_WRITE) == -1);
-    ::close(again);
-  }
-  CHECK(std::string(static_cast<const char*>(map), size) == before);
-  // The control area is theirs to write, but not to cut or to grow.
-  const int control = made.fds[1].get();
-  CHECK(::ftruncate(control, 0) == -1);
-  CHECK(::ftruncate(control, static_cast<off_t>(facts.control_bytes) * 2) == -1);
-  CHECK(::fcntl(control, F_ADD_SEALS, F_SEAL_WRITE) == -1);
-  ::munmap(map, size);
-}
-
 TEST_CASE("a hole punched into the control area is a broken pool at worst, for its participants and for the broker") {
   const harness::BrokerFixture broker;
   auto other = small_pool_on(open(broker), "other");

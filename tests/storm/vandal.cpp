@@ -2,12 +2,16 @@
 // See vandal.hpp. All stores are relaxed atomics: what a hostile process does between them is not ours to imagine.
 #include "tests/storm/vandal.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <climits>
 #include <cstring>
+#include <string>
 
 #include "base/sys_futex.hpp"
 #include "client/queue/message.hpp"
@@ -20,8 +24,18 @@ using pool::QueueKind;
 
 const char* damage_name(Damage damage) {
   static constexpr std::array<const char*, static_cast<std::size_t>(Damage::count)> names = {
-      "words", "pages", "holes", "fields", "handles", "contents", "events", "near_miss"};
+      "words", "pages", "holes", "fields", "handles", "contents", "events", "near_miss", "directory"};
   return names[static_cast<std::size_t>(damage)];
+}
+
+std::span<std::uint64_t> seize_directory(int fd, std::size_t bytes) {
+  if (::fchmod(fd, 0600) != 0) return {};
+  const int writable = ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR | O_CLOEXEC);
+  if (writable < 0) return {};
+  void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, writable, 0);
+  ::close(writable);
+  if (at == MAP_FAILED) return {};
+  return {static_cast<std::uint64_t*>(at), bytes / 8};
 }
 
 std::uint64_t Vandal::any_word() {
@@ -166,6 +180,30 @@ void Vandal::contents() {
   }
 }
 
+// What it overwrites it mostly puts back a little later, so that its fellows go on and come back to other words.
+void Vandal::directory() {
+  const auto word = [&](std::size_t at) { return std::atomic_ref(directory_[at]); };
+  while (!taken_.empty() && roll(8) != 0) {
+    word(taken_.back().first).store(taken_.back().second);
+    taken_.pop_back();
+  }
+  if (roll(64) == 0) {
+    const std::vector<std::uint64_t> all(directory_.begin(), directory_.end());
+    const std::uint64_t how = roll(3);
+    for (std::size_t at = 0; at < all.size(); ++at)
+      word(at).store(how == 0 ? 0 : how == 1 ? any_word() : near(all[at]));
+    for (std::size_t at = 0; at < all.size(); ++at) word(at).store(all[at]);
+    return;
+  }
+  for (int n = 0; n < 40; ++n) {
+    std::size_t at = roll(directory_.size());
+    for (int tries = 0; tries < 64 && word(at).load() == 0; ++tries) at = roll(directory_.size());
+    const std::uint64_t now = word(at).load();
+    taken_.emplace_back(at, now);
+    word(at).store(near(now));
+  }
+}
+
 void Vandal::strike(Damage damage) {
   const pool::View& view = pool_->view();
   const std::span<std::byte> area = view.control_area();
@@ -211,6 +249,9 @@ void Vandal::strike(Damage damage) {
         std::memmove(static_cast<void*>(&lane_words.cell(to)), static_cast<void*>(&lane_words.cell(from)),
                      lane_words.body_bytes() + 8);
       }
+      return;
+    case Damage::directory:
+      directory();
       return;
     default:
       return;

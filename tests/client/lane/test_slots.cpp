@@ -26,6 +26,38 @@ TEST_CASE("a slot that was acquired is held by its owner alone, and has a new ge
   CHECK(me.generation(slot) == 2);
 }
 
+TEST_CASE("a segment stays what the directory said first, and an impossible one is none") {
+  PoolMemory memory(8);
+  memory.split(4);
+  pool::SegmentEntry &first = memory.view().segment(0), &second = memory.view().segment(1);
+  SUBCASE("written over after it was read") {
+    Participant me(memory.view(), 1, 1);
+    REQUIRE(me.segments().size() == 2);
+    for (pool::SegmentEntry* entry : {&first, &second}) {
+      entry->first_slot = 1;
+      entry->slots = UINT32_MAX;
+      entry->slot_size = entry->stride = UINT64_MAX;
+    }
+    CHECK(me.slot_size(3) == PoolMemory::kSlotBytes);
+    CHECK(me.slot_size(4) == 2 * PoolMemory::kSlotBytes);
+    CHECK(me.slot_size(8) == std::nullopt);
+    CHECK(me.segments()[1].slots == 4);
+  }
+  SUBCASE("one of them is impossible") {
+    SUBCASE("it has slots of the one before") { second.first_slot = 3; }
+    SUBCASE("it leaves a gap") { second.first_slot = 5; }
+    SUBCASE("it has no slot") { second.slots = 0; }
+    SUBCASE("it has more slots than the pool") { second.slots = 5; }
+    SUBCASE("its slots overlap") { second.stride = second.slot_size - 1; }
+    SUBCASE("its slots have no bytes") { second.slot_size = 0; }
+    SUBCASE("it is larger than any memory") { second.stride = UINT64_MAX / 2; }
+    Participant me(memory.view(), 1, 1);
+    CHECK(me.segments().size() == 1);
+    CHECK(me.slot_size(3) == PoolMemory::kSlotBytes);
+    CHECK(me.slot_size(4) == std::nullopt);
+  }
+}
+
 TEST_CASE("a pool without a free slot gives none, and a range only its own") {
   PoolMemory memory(4);
   Participant me(memory.view(), 0, 1), other(memory.view(), 1, 1);
