@@ -14,6 +14,8 @@ import tempfile
 
 import pytest
 
+# A shell starts a program in the background with SIGINT ignored, and children inherit that: no interrupt would end them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # A fork server of Python 3.11 does not know sys.path: it finds the modules that tests preload by this alone.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), os.path.dirname(__file__)]))
 
