@@ -150,7 +150,7 @@ int shmb_gpu_retire(shmb_gpu_lease* lease, shmb_error* error) noexcept {
   return guarded_to_end(error, [&]() -> Result<void> {
     if (Driver::loaded() == nullptr) return {};
     auto retired = handle->it->retire(client::Deadline::after(0));
-    Notices::run_deferred();
+    free_deferred();
     // A lost session is no failure of this call: the memory is free.
     if (!retired && retired.error().status == Status::session_lost) return {};
     return retired;

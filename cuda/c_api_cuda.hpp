@@ -22,16 +22,22 @@ struct shmb_gpu_lease {
 
 namespace shmb::cuda::c_api {
 
-// As client::c_api::guarded, and afterwards frees what can be freed. Only for calls that may wait for the device
-// anyway: a `free` does (cudaFree). It may even wait for work that another call, such as a signal, is about to enqueue.
-template <class Body>
-int guarded_and_free(shmb_error* out, Body&& body) noexcept {
-  const int done = client::c_api::guarded_to_end(out, body);
+// Frees what can be freed, as far as there is memory to find that out. Gives how many were freed.
+inline std::size_t free_deferred() noexcept {
   std::size_t freed = 0;
   (void)client::c_api::guarded_to_end(nullptr, [&]() -> Result<void> {
     freed = Notices::run_deferred();
     return {};
   });
+  return freed;
+}
+
+// As client::c_api::guarded, and afterwards frees what can be freed. Only for calls that may wait for the device
+// anyway: a `free` does (cudaFree). It may even wait for work that another call, such as a signal, is about to enqueue.
+template <class Body>
+int guarded_and_free(shmb_error* out, Body&& body) noexcept {
+  const int done = client::c_api::guarded_to_end(out, body);
+  const std::size_t freed = free_deferred();
   // The freed memory may be what the call lacked.
   return done == SHMB_E_OUT_OF_MEMORY && freed != 0 ? client::c_api::guarded_to_end(out, body) : done;
 }

@@ -2,7 +2,9 @@
 // The C ABI's GPU regions: how they are made, change hands and end.
 #include <algorithm>
 #include <cstring>
+#include <new>
 
+#include "client/session/call.hpp"
 #include "cuda/c_api_cuda.hpp"
 #include "cuda/dlpack.hpp"
 
@@ -140,9 +142,15 @@ Result<void> add(ImportBatch& batch, client::Session& session, const shmb_gpu_im
   return {};
 }
 
-void note_failure(Result<void>& first, int* statuses, std::size_t at, const Error& failure) {
+// Also where there is no memory for the sentence: what was made for other elements is theirs all the same.
+void note_failure(Result<void>& first, int* statuses, std::size_t at, const Error& failure) noexcept {
   if (statuses != nullptr) statuses[at] = static_cast<int>(failure.status);
-  if (first) first = std::unexpected(failure);
+  if (!first) return;
+  try {
+    first = std::unexpected(failure);
+  } catch (const std::bad_alloc&) {
+    first = std::unexpected(Error{Status::no_memory, 0, {}, "out of memory"});  // short enough to need none
+  }
 }
 
 }  // namespace
@@ -151,7 +159,6 @@ void note_failure(Result<void>& first, int* statuses, std::size_t at, const Erro
 using namespace shmb;
 using namespace shmb::client::c_api;
 using namespace shmb::cuda::c_api;
-using shmb::cuda::Notices;
 
 extern "C" {
 
@@ -436,9 +443,9 @@ int shmb_gpu_release(shmb_gpu_region* region, uint32_t flags, int64_t timeout_ns
     if ((flags & ~static_cast<std::uint32_t>(SHMB_RELEASE_UNNAME)) != 0)
       return shmb::error(Status::unknown_flags, "an unknown flag of release");
     Result<void> unnamed;
-    if (flags != 0 && cuda::Driver::loaded() != nullptr) unnamed = handle->it->unname();
+    if (flags != 0 && cuda::Driver::loaded() != nullptr) unnamed = client::insist([&] { return handle->it->unname(); });
     auto released = cuda::Region::release(std::move(handle->it), client::Deadline::after(timeout_ns));
-    Notices::run_deferred();
+    cuda::c_api::free_deferred();
     return released ? unnamed : released;
   });
 }

@@ -6,7 +6,7 @@
 
 struct shmb_gpu_timeline {
   shmb::cuda::Timeline::Handle it;
-  std::uint64_t epoch;
+  std::uint64_t epoch = 0;
 };
 struct shmb_gpu_pin {
   shmb::cuda::PinnedHost::Handle it;
@@ -60,8 +60,11 @@ int shmb_gpu_timeline_create(shmb_session* session, const shmb_gpu_timeline_opti
     if ((wanted.flags & SHMB_GPU_PUBLISH_KEEP_GIVEN) != 0) spec.keep = wanted.keep_ns;
     spec.replace = (wanted.flags & SHMB_GPU_PUBLISH_REPLACE) != 0;
     spec.words = wanted.words == 0 ? 1 : wanted.words;
+    auto handle = std::make_unique<shmb_gpu_timeline>();  // before: a name that was taken needs an owner
     SHMB_TRY(made, cuda::Timeline::create(known, spec, client::Deadline::after(wanted.timeout_ns)));
-    *timeline = new shmb_gpu_timeline{std::move(made), known->epoch()};
+    handle->it = std::move(made);
+    handle->epoch = known->epoch();
+    *timeline = handle.release();
     return {};
   });
 }

@@ -283,11 +283,11 @@ class Region {
     for (const shmb_region_id& id : c_ids) items.push_back({nullptr, &id, nullptr, &c});
     std::vector<shmb_gpu_region*> regions(ids.size());
     std::vector<int> statuses(ids.size());
+    std::vector<Result<Region> > results;
+    results.reserve(regions.size());  // before: what was made is not lost
     shmb_error error{};
     const int first = shmb_gpu_import_many(session.c(), items.data(), items.size(), options.timeout.nanoseconds(),
                                            regions.data(), statuses.data(), &error);
-    std::vector<Result<Region> > results;
-    results.reserve(regions.size());
     bool told = false;
     for (std::size_t i = 0; i < regions.size(); ++i) {
       if (regions[i] != nullptr) (void)results.emplace_back(Region(regions[i]));

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/sys_gpu.hpp"
+#include "client/session/call.hpp"
 #include "cuda/leaving.hpp"
 #include "cuda/manifest_file.hpp"
 #include "cuda/notices.hpp"
@@ -186,7 +187,7 @@ class Import {
       region.devices_ = {region.memory_.device->device};
       region.pointer_.store(region.lent_->pointer, std::memory_order_release);
       const client::GpuRelease back{opened.region, 1, false};  // counted in this process
-      (void)client::gpu_release(*session_, {&back, 1}, client::Deadline::after(0));
+      (void)client::insist([&] { return client::gpu_release(*session_, {&back, 1}, client::Deadline::after(0)); });
       return {};
     }
     SHMB_TRY_VOID(driver_.need(Feature::lease));
@@ -252,11 +253,11 @@ std::vector<Result<Region::Handle>> Region::import(const std::shared_ptr<client:
       result = import.finish(*one, reports);
       if (!result && import.left()) {
         const client::GpuRelease back{one->region, 1, false};
-        (void)client::gpu_release(*session, {&back, 1}, deadline);
+        (void)client::insist([&] { return client::gpu_release(*session, {&back, 1}, deadline); });
       }
     }
   }
-  if (!reports.empty()) (void)client::gpu_report_later(*session, reports, deadline);
+  if (!reports.empty()) (void)client::insist([&] { return client::gpu_report_later(*session, reports, deadline); });
   return results;
 }
 

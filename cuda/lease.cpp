@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 
+#include "client/session/call.hpp"
 #include "cuda/manifest_file.hpp"
 
 namespace shmb::cuda {
@@ -125,8 +126,8 @@ Result<void> Lease::retire(client::Deadline deadline) {
 }
 
 Lease::~Lease() {
-  if (retired_ || Driver::loaded() == nullptr) return;  // a forked child: the memory is its parent's
-  retire_later();
+  if (retired_ || Driver::loaded() == nullptr) return;                    // a forked child: the memory is its parent's
+  (void)client::insist([&] { return retire(client::Deadline::now()); });  // dispatch asks the broker again
 }
 
 void Lease::retire_later() { (void)retire(client::Deadline::now()); }

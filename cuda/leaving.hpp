@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 
 #include "cuda/abi.hpp"
 
@@ -25,12 +26,38 @@ class Leaving {
     std::size_t ended = 0, waiting = 0;
   };
 
-  // If it throws, the caller still has the region.
-  static void add(std::unique_ptr<Region>& region);
+  // Needs no memory: the place in the list is the region's own.
+  static void add(std::unique_ptr<Region> region) noexcept;
   // Ends those whose devices are done: of a session and of no session, or (null) all. Does not wait.
   static Counts run(const client::Session* session);
   static bool any() noexcept;
   static bool any_on(const Uuid& device);
+
+  // Regions in the order in which they left.
+  class Line {
+   public:
+    Line() = default;
+    Line(Line&& other) noexcept
+        : first_(std::move(other.first_)),
+          last_(std::exchange(other.last_, nullptr)),
+          size_(std::exchange(other.size_, 0)) {}
+    Line& operator=(Line&&) = delete;
+    ~Line();
+
+    void add(std::unique_ptr<Region> region) noexcept;
+    void add(Line&& others) noexcept;
+    std::unique_ptr<Region> take() noexcept;  // the first one, or null
+    std::size_t size() const noexcept { return size_; }
+    bool any_on(const Uuid& device) const noexcept;
+
+   private:
+    std::unique_ptr<Region> first_;
+    Region* last_ = nullptr;
+    std::size_t size_ = 0;
+  };
+
+ private:
+  static bool is_over(Region& region) noexcept;  // all that its devices had to do when it left
 };
 
 }  // namespace shmb::cuda

@@ -7,6 +7,7 @@
 #include <new>
 #include <set>
 
+#include "client/session/call.hpp"
 #include "cuda/leaving.hpp"
 #include "cuda/manifest_file.hpp"
 #include "cuda/notices.hpp"
@@ -102,7 +103,7 @@ class Publication {
  private:
   static void give_back(client::Session& session, const client::GpuPublished& made, bool with_name) {
     const client::GpuRelease back{made.region, 1, with_name};
-    (void)client::gpu_release(session, {&back, 1}, client::Deadline::after(0));
+    (void)client::insist([&] { return client::gpu_release(session, {&back, 1}, client::Deadline::after(0)); });
   }
 
   void end(const client::GpuPublished& made) {

@@ -8,6 +8,7 @@
 
 #include "base/sys_file.hpp"
 #include "base/sys_process.hpp"
+#include "client/session/call.hpp"
 #include "cuda/leaving.hpp"
 #include "cuda/notices.hpp"
 
@@ -61,25 +62,29 @@ Result<void> Region::release(Handle region, client::Deadline deadline) {
 
 Backlog Region::backlog() const { return Backlog::of_devices(*driver_, devices_, called()); }
 
-void Region::end(Region* region) noexcept {
-  std::unique_ptr<Region> last(region);
-  if (Driver::loaded() == nullptr || last->pointer() == 0) return;  // a forked child has no GPU memory
-  Ending* const asked = std::exchange(asked_ending, nullptr);
+// Waits until the devices are done. False: they are not, or there was no memory to find out.
+static bool over_in_time(Region& region, Ending& asked) noexcept {
   try {
-    if (asked == nullptr) return Leaving::add(last);  // nobody knows what the program's streams do right now
-    Backlog before = last->backlog();
-    auto waited = before.wait(asked->deadline);
-    if (before.over()) return;
+    Backlog before = region.backlog();
+    auto waited = before.wait(asked.deadline);
+    if (before.over()) return true;
     Error why = waited ? Error{} : waited.error();
     why.sentence +=
         "; its mapping and its reference stay until the device is through, then shmb_dispatch or a later "
         "call that frees gives them back";
-    asked->outcome = std::unexpected(std::move(why));
-    Leaving::add(last);
+    asked.outcome = std::unexpected(std::move(why));
   } catch (const std::bad_alloc&) {
-    (void)last.release();  // it is not known whether the device is done: it stays until the process ends
-    if (asked != nullptr) asked->outcome = error(Status::no_memory, "out of memory");
+    asked.outcome = std::unexpected(Error{Status::no_memory, 0, {}, "out of memory"});  // short enough to need none
   }
+  return false;
+}
+
+void Region::end(Region* region) noexcept {
+  std::unique_ptr<Region> last(region);
+  if (Driver::loaded() == nullptr || last->pointer() == 0) return;  // a forked child has no GPU memory
+  Ending* const asked = std::exchange(asked_ending, nullptr);
+  // Unless the end was asked for, nobody knows what the program's streams do right now.
+  if (asked == nullptr || !over_in_time(*last, *asked)) Leaving::add(std::move(last));
 }
 
 Region::~Region() {
@@ -87,7 +92,8 @@ Region::~Region() {
   // While it is mapped the broker must count it: until this process ends.
   if (!unmap()) return;
   if (lent_ != nullptr) notices_->give_back(lent_);
-  else if (published() && !session_->lost()) (void)client::post_release(*session_, ref_, 0);
+  else if (published() && !session_->lost())
+    (void)client::insist([&] { return client::post_release(*session_, ref_, 0); });
 }
 
 Result<std::unique_lock<Turn>> Region::change(client::Deadline deadline) const {
@@ -323,7 +329,7 @@ Result<void> Region::wake(client::Deadline deadline) {
     auto& one = opened.front();
     if (!one) return std::unexpected(one.error());
     const client::GpuRelease second{ref_, 1, false};  // the handle has its reference already
-    (void)client::gpu_release(*session_, {&second, 1}, client::Deadline::after(0));
+    (void)client::insist([&] { return client::gpu_release(*session_, {&second, 1}, client::Deadline::after(0)); });
     if (one->chunks != memory_.sizes.size())
       return error(Status::protocol, "the broker's descriptors of " + called() + " are not those that it had");
     const DeviceInfo* const here = driver->at(devices_.front()).value_or(&driver->devices().front());
@@ -411,7 +417,7 @@ Result<void> Region::unname() {
   wish.no_fd = true;
   SHMB_TRY(second, client::gpu_open(*session_, {&wish, 1}, client::Deadline::after(0)));
   if (!second.front()) return std::unexpected(second.front().error());
-  return client::release_with_name(*session_, ref_, 0);
+  return client::insist([&] { return client::release_with_name(*session_, ref_, 0); });
 }
 
 }  // namespace shmb::cuda

@@ -180,6 +180,7 @@ class Region : public std::enable_shared_from_this<Region> {
   friend class Publication;
   friend class SetPublication;
   friend class Import;
+  friend class Leaving;
   Region(const Driver& driver, Memory memory, std::shared_ptr<client::Session> session);
   static void end(Region* region) noexcept;
   // Waits for other changes of it, which may wait for the device too.
@@ -221,6 +222,9 @@ class Region : public std::enable_shared_from_this<Region> {
   bool close_own_ = false;
   bool maybe_written_ = false;  // a broker that was too slow may have heard it all the same
   Manifest manifest_;
+  // of Leaving: the next one that has left, and what the devices had to do, from the first question on
+  std::unique_ptr<Region> after_;
+  std::optional<Backlog> left_with_;
 };
 
 // Waits for the condition of the Sync.

@@ -14,6 +14,7 @@
 
 #include "base/sys_futex.hpp"
 #include "base/text.hpp"
+#include "client/session/call.hpp"
 #include "cuda/backlog.hpp"
 
 namespace shmb::cuda {
@@ -83,8 +84,8 @@ struct Timeline::Way {
   StreamKey stream;
 };
 
-Timeline::Timeline(std::shared_ptr<client::Session> session, shmbw_region_ref ref, std::uint32_t words)
-    : session_(std::move(session)), ref_(ref), words_(words) {}
+Timeline::Timeline(std::shared_ptr<client::Session> session, std::uint32_t words)
+    : session_(std::move(session)), words_(words) {}
 
 Result<Timeline::Handle> Timeline::create(const std::shared_ptr<client::Session>& session, const Spec& spec,
                                           client::Deadline deadline) {
@@ -101,13 +102,18 @@ Result<Timeline::Handle> Timeline::create(const std::shared_ptr<client::Session>
   wish.words = spec.words;
   wish.replace = spec.replace;
   wish.name = spec.name;
-  SHMB_TRY(made, client::gpu_timeline(*session, wish, deadline));
-  Handle handle(new Timeline(session, made.region, spec.words));
+  Handle handle(new Timeline(session, spec.words));  // before the broker knows: a timeline that was made is not lost
   handle->mark_ = std::move(*mark);
+  SHMB_TRY(made, client::gpu_timeline(*session, wish, deadline));
   auto mapping = Mapping::map(made.memory.get(), 0, timeline::bytes_of(spec.words), Access::read_write);
-  if (!mapping) return system_failure(mapping.error(), "mapping a timeline");  // the handle gives the region back
+  if (!mapping) {
+    const client::GpuRelease back{made.region, 1, true};
+    (void)client::insist([&] { return client::gpu_release(*session, {&back, 1}, client::Deadline::after(0)); });
+    return system_failure(mapping.error(), "mapping a timeline");
+  }
   handle->own_ = std::move(*mapping);
   handle->memory_ = handle->own_.data();
+  handle->ref_ = made.region;
   return handle;
 }
 
@@ -120,7 +126,8 @@ Result<Timeline::Handle> Timeline::open(const std::shared_ptr<client::Session>& 
   const std::uint64_t length = region->facts().length;
   if (length == 0 || length % kWordBytes != 0 || length / kWordBytes > timeline::kMaxWords)
     return error(Status::invalid, "the region is no timeline: it has " + format_size(length));
-  Handle handle(new Timeline(session, region->ref(), static_cast<std::uint32_t>(length / kWordBytes)));
+  Handle handle(new Timeline(session, static_cast<std::uint32_t>(length / kWordBytes)));
+  handle->ref_ = region->ref();
   handle->mark_ = std::move(*mark);
   handle->memory_ = region->data();
   handle->region_ = std::move(region);
@@ -137,7 +144,7 @@ Timeline::~Timeline() {
   }
   own_.reset();
   // the handles of others give their leases back themselves
-  if (was_producer) client::post_timeline_end(*session_, ref_);
+  if (was_producer && ref_.id != 0) client::post_timeline_end(*session_, ref_);
 }
 
 bool Timeline::let_go() noexcept {

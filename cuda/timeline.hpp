@@ -56,7 +56,7 @@ class Timeline {
   Result<void> wait_host(std::uint32_t word, std::uint64_t value, client::Deadline deadline) const;
 
  private:
-  Timeline(std::shared_ptr<client::Session> session, shmbw_region_ref ref, std::uint32_t words);
+  Timeline(std::shared_ptr<client::Session> session, std::uint32_t words);
   timeline::Word& at(std::uint32_t word) const { return reinterpret_cast<timeline::Word*>(memory_)[word]; }
   Result<void> check(std::uint32_t word) const;  // also that this is no forked child, which has no timelines
   std::string name(std::uint32_t word) const;
@@ -68,7 +68,7 @@ class Timeline {
   bool let_go() noexcept;  // false: streams still use it
 
   std::shared_ptr<client::Session> session_;
-  shmbw_region_ref ref_{};
+  shmbw_region_ref ref_{};  // from when all is made
   std::uint32_t words_;
   client::ForkMark mark_;          // a forked child has neither the lease nor the driver
   Mapping own_;                    // for the producer

@@ -22,7 +22,7 @@ constexpr std::size_t kMaxPublishChunks = 126;  // of two descriptors each
 
 void give_back_quietly(Session& session, shmbw_region_ref region, bool unname) {
   const GpuRelease release{region, 1, unname};
-  (void)gpu_release(session, {&release, 1}, Deadline::after(0));
+  (void)insist([&] { return gpu_release(session, {&release, 1}, Deadline::after(0)); });
 }
 
 // Each publication by its own descriptors, cut to what one packet takes.
@@ -365,14 +365,11 @@ Result<GpuTimelineMade> gpu_timeline(Session& session, const GpuTimelineRequest&
 }
 
 void post_timeline_end(Session& session, shmbw_region_ref region) noexcept {
-  try {
-    GpuReport over;
-    over.region = region;
-    over.what = SHMBW_GPU_FINDING_WRITTEN;
-    (void)post<SHMBW_OP_GPU_REPORT>(session, report_element(over), Deadline::after(0));
-    (void)post_release(session, region, 0);
-  } catch (...) {  // of a sentence: the broker learns it at the session's end
-  }
+  GpuReport over;
+  over.region = region;
+  over.what = SHMBW_GPU_FINDING_WRITTEN;
+  (void)insist([&] { return post<SHMBW_OP_GPU_REPORT>(session, report_element(over), Deadline::after(0)); });
+  (void)insist([&] { return post_release(session, region, 0); });
 }
 
 Result<std::uint32_t> gpu_pinned(Session& session, shmbw_region_ref region, bool unpin, Deadline deadline) {

@@ -38,9 +38,19 @@ constexpr std::size_t kMaxQueuedEvents = 4096;  // of a caller that never asks f
 // How long a call looks for its answer before it sleeps. A broker that was asleep answers in 15 to 30 us.
 constexpr std::int64_t kLook = 40'000;
 
-// Room for an answer is made before the request is sent: without memory later, the session would be lost. The answer to
-// a list, or to a large batch, may be longer.
-constexpr std::size_t kRoomForReply = 512;
+// Room for an answer is made before the request is sent: without memory later, the session would be lost. Only
+// sentences about many elements may be longer.
+constexpr std::size_t kRoomForReply = 512, kRoomForElement = 256;
+
+std::size_t room_for_reply(std::span<const std::byte> packet) {
+  const std::uint16_t op = op_of(packet);
+  if (op == SHMBW_OP_LIST) return SHMBW_MAX_MESSAGE;
+  if (!wire::traits_of(op).batch) return kRoomForReply;
+  const auto body = body_of<sizeof(shmbw_batch)>(packet);
+  shmbw_batch batch;
+  std::memcpy(&batch, body.data(), sizeof batch);
+  return std::min<std::size_t>(kRoomForReply + batch.count * kRoomForElement, SHMBW_MAX_MESSAGE);
+}
 
 bool offers_resume(std::span<const std::byte> packet) {
   shmbw_hello hello{};
@@ -293,7 +303,7 @@ Result<Reply> Channel::call(std::span<std::byte> packet, Deadline deadline, Subs
   Lock lock(mutex_);
   if (lost_) return lost_error();
   Call mine;
-  mine.reply.bytes.reserve(kRoomForReply);
+  mine.reply.bytes.reserve(room_for_reply(packet));
   const std::uint16_t op = op_of(packet);
   if (op == SHMBW_OP_HELLO) outgoing_.keep(offers_resume(packet));
   const Pending pending{op, body_of<kKeptOfRequest>(packet), &mine, subscription};

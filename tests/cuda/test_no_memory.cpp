@@ -39,6 +39,7 @@ struct Stage {
   shmbroker::Session session, other;
   gpu::Region weights;
   std::optional<gpu::Region> own, made;
+  std::optional<gpu::Timeline> timeline;
 
   explicit Stage(const std::string& socket)
       : session(connect(socket)), other(connect(socket)), weights([&] {
@@ -68,6 +69,7 @@ struct Stage {
 struct Operation {
   const char* name;
   std::function<Done(Stage&)> prepare, run;
+  bool ends = false;  // `own` goes by it, whatever it says
 };
 
 Done kept(shmbroker::Result<gpu::Region>&& result, std::optional<gpu::Region>& place) {
@@ -85,6 +87,11 @@ Done publish_own(Stage& stage) {
   return done(stage.own->try_publish(options));
 }
 Done with_import(Stage& stage) { return kept(gpu::Region::try_import(stage.session, stage.weights.id()), stage.own); }
+Done with_published(Stage& stage) {
+  if (auto made = with_own(stage); !made) return made;
+  return publish_own(stage);
+}
+Done asleep(Stage& stage, Done made) { return made ? stage.own->try_sleep() : made; }
 
 std::vector<Operation> operations() {
   return {
@@ -106,6 +113,15 @@ std::vector<Operation> operations() {
        [](Stage& stage) { return kept(gpu::Region::try_import(stage.session, "weights"), stage.made); }},
       {"import by identity", nothing,
        [](Stage& stage) { return kept(gpu::Region::try_import(stage.session, stage.weights.id()), stage.made); }},
+      {"import three at once", nothing,
+       [](Stage& stage) {
+         const std::array<shmbroker::RegionId, 3> ids{stage.weights.id(), stage.weights.id(), stage.weights.id()};
+         auto imported = gpu::Region::try_import_many(stage.session, ids);
+         if (!imported) return done(imported);
+         for (const auto& one : *imported)
+           if (!one) return done(one);
+         return Done();
+       }},
       {"a tensor of it", with_import,
        [](Stage& stage) { return done(stage.own->try_tensor("a-tensor-whose-name-is-longer-than-a-short-string")); }},
       {"a tensor for others", with_import,
@@ -118,6 +134,10 @@ std::vector<Operation> operations() {
        }},
       {"copy", with_import, [](Stage& stage) { return kept(stage.own->try_copy(), stage.made); }},
       {"sleep", with_import, [](Stage& stage) { return stage.own->try_sleep(); }},
+      {"wake", [](Stage& stage) { return asleep(stage, with_import(stage)); },
+       [](Stage& stage) { return stage.own->try_wake(); }},
+      {"wake what nobody else knows", [](Stage& stage) { return asleep(stage, with_own(stage)); },
+       [](Stage& stage) { return stage.own->try_wake(); }},
       {"a ticket", nothing,
        [](Stage& stage) {
          return done(stage.weights.try_ticket(shmbroker::Rights::read, 1, std::chrono::milliseconds(20)));
@@ -137,6 +157,23 @@ std::vector<Operation> operations() {
          auto lent = gpu::Lease::try_lend(stage.session, stage.memory, kMiB, {});
          return lent ? lent->try_retire() : done(lent);
        }},
+      {"release", with_import, [](Stage& stage) { return std::exchange(stage.own, std::nullopt)->try_release(); },
+       true},
+      {"release with its name", with_published,
+       [](Stage& stage) { return std::exchange(stage.own, std::nullopt)->try_release(true); }, true},
+      {"let go without a call", with_import,
+       [](Stage& stage) {
+         stage.own.reset();
+         return done(gpu::try_dispatch(stage.session));
+       },
+       true},
+      {"make a timeline", nothing,
+       [](Stage& stage) {
+         auto made = gpu::Timeline::try_create(stage.session, {.name = "steps"});
+         if (!made) return done(made);
+         stage.timeline.emplace(std::move(*made));
+         return Done();
+       }},
   };
 }
 
@@ -153,25 +190,38 @@ struct Score {
   long trials = 0, failed = 0, lost = 0;
 };
 
+// What there is of GPU memory, in the broker and in the driver.
+struct Facts {
+  Books booked;
+  long left, fds;
+  std::size_t bytes;
+  friend bool operator==(const Facts&, const Facts&) = default;
+};
+Facts facts(harness::RawClient& admin) {
+  const fakecuda::Audit audit = fakecuda::Fake::use().audit();
+  return {books(admin), audit.left(), audit.fds, fakecuda::Fake::use().bytes_in_use(0)};
+}
+
+Done with_failure(const Operation& operation, Stage& stage, long nth, bool& reached) {
+  const room::OneAllocationFails one(nth);
+  Done result;
+  try {
+    result = operation.run(stage);
+  } catch (const std::bad_alloc&) {
+    result = shmbroker::Error(Status::no_memory, "out of memory");
+  }
+  reached = one.failed();
+  return result;
+}
+
 // Whether the operation made so many allocations.
 bool trial(const std::string& socket, harness::RawClient& admin, const Operation& operation, long nth, Score& score) {
   Stage stage(socket);
+  const Facts at_first = facts(admin);
   if (auto ready = operation.prepare(stage); !ready) FAIL("not prepared: " << ready.error().what());
-  const bool had_own = stage.own.has_value();
-  const fakecuda::Audit before = fakecuda::Fake::use().audit();
-  const std::size_t bytes = fakecuda::Fake::use().bytes_in_use(0);
-  const Books booked = books(admin);
-  Done result;
+  const Facts before = operation.ends ? at_first : facts(admin);
   bool reached = false;
-  {
-    const room::OneAllocationFails one(nth);
-    try {
-      result = operation.run(stage);
-    } catch (const std::bad_alloc&) {
-      result = shmbroker::Error(Status::no_memory, "out of memory");
-    }
-    reached = one.failed();
-  }
+  const Done result = with_failure(operation, stage, nth, reached);
   const bool lost = stage.session.info().lost != 0;
   score.trials += reached;
   score.failed += !result;
@@ -182,23 +232,22 @@ bool trial(const std::string& socket, harness::RawClient& admin, const Operation
     const bool says_so = status_of(result) == Status::no_memory || status_of(result) == Status::no_descriptors ||
                          sentence_of(result).find("out of memory") != std::string::npos;
     if (!lost) CHECK_MESSAGE(says_so, sentence_of(result));
-    const bool consumed = had_own && !stage.own;
-    stage.made.reset();
-    stage.settle();
-    if (!lost && !consumed) {
-      const bool back = eventually([&] {
-        stage.settle();
-        return books(admin) == booked && fakecuda::Fake::use().audit().left() == before.left() &&
-               fakecuda::Fake::use().audit().fds == before.fds && fakecuda::Fake::use().bytes_in_use(0) == bytes;
-      });
-      CHECK(back);
-    }
-    if (!lost) {
-      if (consumed) CHECK(status_of(operation.prepare(stage)) == Status::ok);
-      const auto again = operation.run(stage);
-      CHECK_MESSAGE(again.has_value(), sentence_of(again));
-    }
   }
+  if (lost) return reached;
+  if (!result || operation.ends) {
+    stage.made.reset();
+    const bool back = eventually([&] {
+      stage.settle();
+      return facts(admin) == before;
+    });
+    CHECK(back);
+  }
+  if (!result) {
+    if (operation.ends) CHECK(status_of(operation.prepare(stage)) == Status::ok);
+    const auto again = operation.run(stage);
+    CHECK_MESSAGE(again.has_value(), sentence_of(again));
+  }
+  stage.settle();  // what there was no memory to free
   return reached;
 }
 

@@ -3,7 +3,12 @@
 import json
 import subprocess
 import time
+from pathlib import Path
 
+SERVICE, SOCKET = "shmbroker.service", "shmbroker.socket"
+PATH = "/run/shmbroker/socket"
+CONFIG = Path("/etc/shmbroker.conf")
+NOBODY, OTHER = 65534, 65533
 CASES = []
 PATIENCE = 60  # seconds; an emulated machine is slow, and beside other work slower
 
@@ -54,7 +59,7 @@ def state(unit):
 
 
 def main_pid():
-    return int(shown("shmbroker.service", "MainPID"))
+    return int(shown(SERVICE, "MainPID"))
 
 
 def status(**options):
@@ -63,7 +68,7 @@ def status(**options):
 
 def journal(since=None):
     """The log of the service, from a cursor on."""
-    return good("journalctl", "-q", "-o", "cat", "--no-pager", "-u", "shmbroker.service", "-u", "shmbroker.socket",
+    return good("journalctl", "-q", "-o", "cat", "--no-pager", "-u", SERVICE, "-u", SOCKET,
                 *(["--after-cursor", since] if since else []))
 
 
@@ -75,3 +80,33 @@ def cursor():
 def has(text, *parts):
     for part in parts:
         assert part in text, f"{part!r} is not in: {text.strip()[-1500:]}"
+
+
+def at(verb):
+    """The tool with the system's broker and no other, and with patience for a slow machine."""
+    return "shmbroker", verb, "--socket", PATH, "--timeout", "60s"
+
+
+def serves(user=NOBODY):
+    """A whole round with the broker: a region is made, read and released."""
+    good(*at("put"), "/etc/hostname", "--name", "round", user=user)
+    assert good(*at("cat"), "round", user=user) == "guest\n"
+    good(*at("release"), "round", user=user)
+
+
+class DropIn:
+    """A setting that an administrator adds to a unit, for one case."""
+
+    def __init__(self, unit, text):
+        self.file = Path(f"/run/systemd/system/{unit}.d/case.conf")
+        self.text = text
+
+    def __enter__(self):
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(self.text)
+        good("systemctl", "daemon-reload")
+
+    def __exit__(self, *what):
+        self.file.unlink()
+        self.file.parent.rmdir()
+        good("systemctl", "daemon-reload")

@@ -6,42 +6,8 @@ import stat
 import subprocess
 from pathlib import Path
 
-from support import (bad, case, cursor, good, has, journal, main_pid, run, settles, shown, state, status)
-
-SERVICE, SOCKET = "shmbroker.service", "shmbroker.socket"
-PATH = "/run/shmbroker/socket"
-CONFIG = Path("/etc/shmbroker.conf")
-NOBODY, OTHER = 65534, 65533
-
-
-def at(verb):
-    """The tool with the system's broker and no other, and with patience for a slow machine."""
-    return "shmbroker", verb, "--socket", PATH, "--timeout", "60s"
-
-
-def serves(user=NOBODY):
-    """A whole round with the broker: a region is made, read and released."""
-    good(*at("put"), "/etc/hostname", "--name", "round", user=user)
-    assert good(*at("cat"), "round", user=user) == "guest\n"
-    good(*at("release"), "round", user=user)
-
-
-class DropIn:
-    """A setting that an administrator adds to a unit, for one case."""
-
-    def __init__(self, unit, text):
-        self.file = Path(f"/run/systemd/system/{unit}.d/case.conf")
-        self.text = text
-
-    def __enter__(self):
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(self.text)
-        good("systemctl", "daemon-reload")
-
-    def __exit__(self, *what):
-        self.file.unlink()
-        self.file.parent.rmdir()
-        good("systemctl", "daemon-reload")
+from support import (CONFIG, NOBODY, OTHER, PATH, SERVICE, SOCKET, DropIn, at, bad, case, cursor, good, has, journal,
+                     main_pid, run, serves, settles, shown, state, status)
 
 
 def stop_all():
