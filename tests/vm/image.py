@@ -55,9 +55,9 @@ def step(what, *command, **options):
         sys.exit(f"{done.stdout[-3000:]}\ntests/vm: {what} failed (status {done.returncode}): {command}")
 
 
-def unpack_kernel(into):
+def unpack_kernel(into, newest="linux-image-cloud-amd64"):
     """Downloads the kernel's package and gives the path of the kernel in it."""
-    shown = words("apt-cache", "depends", "--no-recommends", "--no-suggests", "linux-image-cloud-amd64")
+    shown = words("apt-cache", "depends", "--no-recommends", "--no-suggests", newest)
     # The name without a number depends on the newest kernel.
     package = [word for word in shown if word.startswith("linux-image-")][-1]
     shutil.rmtree(into, ignore_errors=True)
