@@ -63,11 +63,27 @@ std::uint64_t lane_bytes(QueueKind kind, std::uint32_t cells, std::uint32_t cell
 
 std::uint64_t directory_bytes(const Shape& shape) { return places(shape).directory_end; }
 std::uint64_t control_bytes(const Shape& shape) { return places(shape).control_end; }
+std::uint64_t lane_memory_at(const Shape& shape) { return places(shape).lane_memory; }
 
 bool valid(const Shape& shape) {
   return shape.slots <= kMaxSlots && shape.lanes >= 1 && shape.lanes <= kMaxLanes && shape.queues >= 1 &&
          shape.queues <= kMaxQueues && shape.segments <= kMaxSegments && shape.lane_bytes <= kMaxControlBytes &&
          control_bytes(shape) <= kMaxControlBytes;
+}
+
+View::View(const Shape& shape, std::byte* directory, std::byte* control)
+    : directory_(directory), control_(control), shape_(shape) {
+  const Places p = places(shape);
+  control_bytes_ = p.control_end;
+  lane_memory_ = p.lane_memory;
+  participants_ = p.participants;
+  segments_at_ = p.segments;
+  queues_at_ = p.queues;
+  lanes_at_ = p.lanes;
+  wait_at_ = p.wait;
+  queue_waiters_at_ = p.queue_waiters;
+  slots_at_ = p.slots;
+  freed_at_ = p.freed;
 }
 
 std::optional<View> View::open(std::span<std::byte> directory, std::span<std::byte> control) {
@@ -80,21 +96,7 @@ std::optional<View> View::open(std::span<std::byte> directory, std::span<std::by
   const Places p = places(shape);
   if (p.directory_end > directory.size() || p.control_end > control.size() || p.lane_memory != header.lane_memory)
     return std::nullopt;
-  View view;
-  view.directory_ = directory.data();
-  view.control_ = control.data();
-  view.control_bytes_ = p.control_end;
-  view.lane_memory_ = p.lane_memory;
-  view.shape_ = shape;
-  view.participants_ = p.participants;
-  view.segments_at_ = p.segments;
-  view.queues_at_ = p.queues;
-  view.lanes_at_ = p.lanes;
-  view.wait_at_ = p.wait;
-  view.queue_waiters_at_ = p.queue_waiters;
-  view.slots_at_ = p.slots;
-  view.freed_at_ = p.freed;
-  return view;
+  return View(shape, directory.data(), control.data());
 }
 
 bool View::lane_fits(std::uint64_t offset, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size) const {
@@ -118,7 +120,7 @@ View lay_out(const Shape& shape, std::uint64_t epoch, std::uint64_t pool, std::s
   header.control_bytes = p.lane_memory + shape.lane_bytes;
   header.lane_memory = p.lane_memory;
   header.magic = kMagic;
-  return *View::open(directory, control);
+  return View(shape, directory.data(), control.data());
 }
 
 void prepare_lane(std::byte* memory, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size) {

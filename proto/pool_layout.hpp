@@ -235,6 +235,7 @@ std::uint64_t stride_of(std::uint64_t slot_size);  // to 64 bytes; from 4 KiB to
 std::uint64_t lane_bytes(QueueKind kind, std::uint32_t cells, std::uint32_t cell_size);
 std::uint64_t directory_bytes(const Shape& shape);  // whole pages
 std::uint64_t control_bytes(const Shape& shape);    // whole pages
+std::uint64_t lane_memory_at(const Shape& shape);   // offset in the control area where lanes begin
 bool valid(const Shape& shape);                     // every table within its maximum, control area within 16 MiB
 
 // Typed access to both areas. Construction checks once that every table lies within them; what is read later from the
@@ -265,6 +266,7 @@ class View {
   std::byte* lane_memory(std::uint64_t offset) const { return control_ + offset; }
   bool lane_fits(std::uint64_t offset, QueueKind kind, std::uint32_t cells, std::uint32_t cell_size) const;
 
+  const Shape& shape() const { return shape_; }
   std::uint32_t slots() const { return shape_.slots; }
   std::uint32_t groups() const { return (shape_.slots + kGroupSlots - 1) / kGroupSlots; }
   std::uint32_t lanes() const { return shape_.lanes; }
@@ -273,6 +275,9 @@ class View {
   std::span<std::byte> control_area() const { return {control_, control_bytes_}; }
 
  private:
+  friend View lay_out(const Shape& shape, std::uint64_t epoch, std::uint64_t pool, std::span<std::byte> directory,
+                      std::span<std::byte> control);
+  View(const Shape& shape, std::byte* directory, std::byte* control);
   template <class T>
   static T& at(std::byte* area, std::size_t offset, std::size_t index) {
     return reinterpret_cast<T*>(area + offset)[index];
@@ -284,7 +289,8 @@ class View {
   std::size_t wait_at_ = 0, queue_waiters_at_ = 0, slots_at_ = 0, freed_at_ = 0;
 };
 
-// Writes the header of fresh, zeroed areas; the spans are at least directory_bytes and control_bytes long.
+// Writes the header of fresh, zeroed areas, or the same one again; the spans are at least directory_bytes and
+// control_bytes long. Nothing is read from the areas.
 View lay_out(const Shape& shape, std::uint64_t epoch, std::uint64_t pool, std::span<std::byte> directory,
              std::span<std::byte> control);
 

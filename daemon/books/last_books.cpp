@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -87,32 +88,46 @@ Result<LastBooks> LastBooks::open(int number) {
   std::ranges::sort(out.numbers_);
   if (const auto twice = std::ranges::adjacent_find(out.numbers_); twice != out.numbers_.end())
     return error(Status::broken, "the books contradict themselves: descriptor " + std::to_string(*twice) +
-                                     " belongs to the books, and to a region or a session");
+                                     " belongs to two of the books, the regions, the pools and the sessions");
   return out;
 }
 
 bool LastBooks::has_memory(const RegionRecord& region) const {
-  return std::ranges::binary_search(numbers_, region.memory);
+  return std::ranges::binary_search(regions_, region.memory);
 }
 
 void LastBooks::check_memory() {
   std::set<std::uint64_t> gpu;
+  std::map<std::uint64_t, RegionRecord> segments;
   each<GpuMemoryRecord>([&](const GpuMemoryRecord& memory) { gpu.insert(memory.id); });
   each<RegionRecord>([&](const RegionRecord& region) {
     if (region.memory < 0 || gpu.contains(region.id)) return;
-    if (facts_of(region.memory, F_SEAL_GROW | F_SEAL_SHRINK).size == region.bytes)
-      return numbers_.push_back(region.memory);
+    if (facts_of(region.memory, F_SEAL_GROW | F_SEAL_SHRINK).size == region.bytes) {
+      if (region.segment_of != 0) segments.emplace(region.id, region);
+      return regions_.push_back(region.memory);
+    }
     losses_.push_back("region " + std::to_string(region.id) + ": descriptor " + std::to_string(region.memory) +
                       " is not its memory of " + std::to_string(region.bytes) + " bytes");
   });
+  pools_ = LastPools(reader_, [&](std::uint64_t id) {
+    const auto at = segments.find(id);
+    return at == segments.end() ? nullptr : &at->second;
+  });
+  std::ranges::sort(regions_);
+  numbers_ = regions_;
+  numbers_.insert(numbers_.end(), pools_.numbers().begin(), pools_.numbers().end());
+  losses_.insert(losses_.end(), pools_.losses().begin(), pools_.losses().end());
   numbers_.push_back(number_);
-  std::ranges::sort(numbers_);
 }
 
 void LastBooks::check_sessions() {
   std::set<std::uint64_t> numbered, stuck;
   each<PacketsRecord>([&](const PacketsRecord& packets) { numbered.insert(packets.id); });
-  each<ParticipantRecord>([&](const ParticipantRecord& participant) { stuck.insert(participant.session); });
+  std::set<std::uint64_t> pools;
+  for (const LastPool& pool : pools_.whole()) pools.insert(pool.pool.id);
+  each<ParticipantRecord>([&](const ParticipantRecord& participant) {
+    if (!pools.contains(participant.pool)) stuck.insert(participant.session);
+  });
   each<WorkerRecord>([&](const WorkerRecord& worker) { stuck.insert(worker.session); });
   each<GpuDeviceRecord>([&](const GpuDeviceRecord& device) { stuck.insert(device.session); });
   std::set<std::uint64_t> regions;

@@ -45,19 +45,14 @@ namespace {
 constexpr std::size_t kPortion = 4096;
 // No event reports that a message was taken or has expired. So waiting repairs look again, at growing intervals.
 constexpr std::int64_t kRetryFirst = 20'000'000, kRetryLast = 1'000'000'000;
-constexpr std::uint64_t kDescriptors = 2, kRegions = 2;
-
-struct Area {
-  Fd fd;
-  Mapping map;
-};
+constexpr std::uint64_t kDescriptors = 2, kRegions = kRegionsOfPool;
 
 // The directory has mode 0400 and no seal against writing: a later broker maps this descriptor for writing. Clients get
 // one that was opened for reading. Whoever can write the directory in spite of its mode misleads its readers, and not
 // the broker, which never reads it (pool_tables.hpp).
 constexpr unsigned kDirectoryMode = 0400, kControlMode = 0600;
 
-Result<Area> make_area(const char* label, std::uint64_t bytes, bool no_exec, unsigned mode) {
+Result<PoolArea> make_area(const char* label, std::uint64_t bytes, bool no_exec, unsigned mode) {
   SHMB_TRY(fd, make_memory({label, bytes, no_exec, false}));
   if (auto set = sys::set_mode(fd.get(), mode); !set)
     return system_failure(set.error(), "setting the mode of the control memory of a pool");
@@ -65,7 +60,7 @@ Result<Area> make_area(const char* label, std::uint64_t bytes, bool no_exec, uns
   if (!map) return system_failure(map.error(), "mapping the control memory of a pool");
   if (auto sealed = sys::add_seals(fd.get(), F_SEAL_SEAL); !sealed)
     return system_failure(sealed.error(), "sealing the control memory of a pool");
-  return Area{std::move(fd), std::move(*map)};
+  return PoolArea{std::move(fd), std::move(*map)};
 }
 
 pool::Shape shape_of(const shmbw_pool_create& wish) {
@@ -91,6 +86,19 @@ Result<void> check_shape(const pool::Shape& shape) {
     return most("bytes of control memory (slots, queues and lanes together)", pool::control_bytes(shape),
                 pool::kMaxControlBytes);
   return {};
+}
+
+void show_segment(const Pool& pool, std::uint32_t index) {
+  const Segment& segment = pool.segments[index];
+  pool::SegmentEntry& entry = pool.view.segment(index);
+  entry.first_slot = segment.first_slot;
+  entry.slots = segment.slots;
+  entry.generation = segment.region->generation;
+  entry.region = segment.region->id;
+  entry.slot_size = segment.slot_size;
+  entry.stride = pool::stride_of(segment.slot_size);
+  entry.slots_limit = segment.slots_limit;
+  entry.in_use.store(1, std::memory_order_release);
 }
 
 void set_stamp(Pool& pool, std::uint32_t index, ParticipantState state) {
@@ -121,12 +129,36 @@ void admit(Pools& pools, Session& session, Pool& pool, std::uint32_t index, bool
   who.pid = session.pid;
   who.read_only = read_only;
   who.serial = ++pools.host.last_serial;
+  who.state = ParticipantState::live;
+  changed(who);
   session.pools.try_emplace(pool.id, static_cast<std::uint8_t>(index));
-  set_stamp(pool, index, ParticipantState::joining);
-  pool.view.participant(index).pid = session.pid;
   pool.view.wait(index).sleep.store(0, std::memory_order_relaxed);
-  set_stamp(pool, index, ParticipantState::live);
-  pool_changed(pool);
+  give(pool, Gift::What::participant, index);
+  pool.tell_peers();
+}
+
+void show_participant(Pool& pool, std::uint32_t index) {
+  const Participant& who = pool.participants[index];
+  if (who.state == ParticipantState::live) pool.show_participant(index, who.life, ParticipantState::joining);
+  pool.view.participant(index).pid = who.pid;
+  pool.show_participant(index, who.life, who.state);
+}
+
+void show(Pool& pool, const Gift& given) {
+  switch (given.what) {
+    case Gift::What::segment:
+      return show_segment(pool, given.index);
+    case Gift::What::queue:
+      return pool.enter_queue(given.index);
+    case Gift::What::ends:
+      return pool.show_queue(given.index);
+    case Gift::What::lane:
+      return pool.enter_lane(given.index);
+    case Gift::What::participant:
+      return show_participant(pool, given.index);
+    case Gift::What::doorbells:
+      return pool.show_doorbells();
+  }
 }
 
 void close_doorbell(Pools& pools, Participant& who) {
@@ -139,6 +171,23 @@ void close_doorbell(Pools& pools, Participant& who) {
   pools.host.descriptor_freed();
 }
 
+// The dead broker may have stopped between any two stores. An entry that is right is written over with the same words,
+// so a participant that reads it meanwhile is not misled. What is shown and in no record never became valid.
+void show_all(Pool& pool) {
+  for (std::uint32_t i = 0; i < pool.segments.size(); ++i) show_segment(pool, i);
+  for (std::uint32_t i = static_cast<std::uint32_t>(pool.segments.size()); i < pool.view.segments(); ++i)
+    pool.view.segment(i).in_use.store(0, std::memory_order_release);
+  for (std::uint32_t i = 0; i < pool.queues.size(); ++i) pool.enter_queue(i);
+  for (std::uint32_t i = 0; i < pool.lanes.size(); ++i) pool.enter_lane(i);
+  for (std::uint32_t i = 0; i < pool.participants.size(); ++i) {
+    const Participant& who = pool.participants[i];
+    pool.view.participant(i).pid = who.pid;
+    pool.show_participant(i, who.life, who.state);
+  }
+  pool.show_doorbells();
+  pool.show_broken();
+}
+
 // D1 at once. The repair then continues for one portion here, and in later turns of the loop.
 void part(Pools& pools, Pool& pool, std::uint32_t index, ParticipantState as) {
   Participant& who = pool.participants[index];
@@ -149,7 +198,7 @@ void part(Pools& pools, Pool& pool, std::uint32_t index, ParticipantState as) {
   pool.doorbells &= ~(std::uint64_t{1} << index);
   pool.show_doorbells();
   close_doorbell(pools, who);
-  who.repair = std::make_unique<Repair>(pool, index, who.life, as);
+  begin_repair(pool, index);
   who.repair->run(0, sys::now_monotonic(), pool);
   drop_ends(pool, index, as == ParticipantState::dead);
   if (as == ParticipantState::dead) ++pool.deaths;
@@ -252,21 +301,46 @@ bool Pool::receivers_done(std::uint32_t lane) { return lane_received(*this, lane
 
 // Steps Z1 to Z5 of the sleeper against these three. The sleeper's event changes before the broker looks whether it
 // sleeps. So the sleeper sees the change when it checks its sources again, or does not sleep.
-void Pool::wake_peers() {
+void Pool::wake_sleepers() {
   for (std::uint32_t i = 0; i < participants.size(); ++i) {
-    const Participant& who = participants[i];
-    if (who.state != ParticipantState::live) continue;
+    if (participants[i].state != ParticipantState::live) continue;
     pool::WaitEntry& wait = view.wait(i);
     wait.event.fetch_add(1, std::memory_order_seq_cst);
     if ((wait.sleep.load(std::memory_order_seq_cst) & pool::kSleepFutex) != 0)
       (void)sys::futex_wake(wait.event, INT_MAX);
-    if (who.has_doorbell() && who.session) tell_pool_changed(*who.session, id);
   }
+}
+
+void Pool::tell_peers() {
+  for (const Participant& who : participants)
+    if (who.state == ParticipantState::live && who.has_doorbell() && who.session) tell_pool_changed(*who.session, id);
+}
+
+void Pool::wake_peers() {
+  wake_sleepers();
+  tell_peers();
 }
 
 void pool_changed(Pool& pool) {
   pool.show_change();
   pool.wake_peers();
+}
+
+void give(Pool& pool, Gift::What what, std::uint32_t index) { pool.pools.given.push_back({pool.id, what, index}); }
+
+// A pool that has ended meanwhile has no directory any more.
+void show_given(Pools& pools) {
+  for (const Gift& given : pools.given)
+    if (Pool* const pool = find_pool(pools, given.pool)) show(*pool, given);
+  // Each pool once.
+  for (auto at = pools.given.begin(); at != pools.given.end(); ++at) {
+    Pool* const pool = find_pool(pools, at->pool);
+    if (!pool || std::find_if(pools.given.begin(), at, [&](const Gift& other) { return other.pool == at->pool; }) != at)
+      continue;
+    pool->show_change();
+    pool->wake_sleepers();
+  }
+  pools.given.clear();
 }
 
 void break_pool(Pool& pool, Broken why) {
@@ -286,6 +360,8 @@ Result<void> usable(const Pool& pool) {
       return {};
     case Broken::group_ended:
       return error(Status::group_ended, "the group of pool " + pool.text() + " has ended, and the pool with it");
+    case Broken::broker_ended:
+      return error(Status::broken, "pool " + pool.text() + " has ended with the broker before this one");
     default:
       return error(Status::broken, "a participant has written impossible words into pool " + pool.text());
   }
@@ -316,6 +392,29 @@ void lanes_changed(Pools& pools, Pool& pool) {
 Pool* find_pool(Pools& pools, std::uint64_t id) {
   auto at = pools.all.find(id);
   return at == pools.all.end() ? nullptr : &at->second;
+}
+
+Pool& add_pool(Pools& pools, PoolParts parts) {
+  Pool& pool = pools.all.try_emplace(parts.id, pools, parts.id, parts.group).first->second;
+  pool.name = parts.name;
+  pool.lane_bytes = parts.shape.lane_bytes;
+  pool.directory = std::move(parts.directory.fd);
+  pool.directory_map = std::move(parts.directory.map);
+  pool.control = std::move(parts.control.fd);
+  pool.control_map = std::move(parts.control.map);
+  pool.regions_charge = std::move(parts.regions_charge);
+  pool.bytes_charge = std::move(parts.bytes_charge);
+  pool.name_charge = std::move(parts.name_charge);
+  pool.begin(pool::lay_out(parts.shape, pools.host.facts.epoch, parts.id,
+                           {pool.directory_map.data(), pool.directory_map.size()},
+                           {pool.control_map.data(), pool.control_map.size()}));
+  for (QueueBook& queue : pool.queues) queue.pool = &pool;
+  for (LaneBook& lane : pool.lanes) lane.pool = &pool;
+  pools.accounts.open_descriptors += kDescriptors;
+  parts.group.pools.push_back(pool);
+  if (!pool.name.empty()) parts.group.pool_names.try_emplace(pool.name, &pool);
+  changed(pool);
+  return pool;
 }
 
 Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create& wish, std::string_view name) {
@@ -361,32 +460,23 @@ Result<Joined> make_pool(Pools& pools, Session& session, const shmbw_pool_create
   names::write_memfd_name(label, {pools.host.facts.epoch, control_id, 1, group.uid, group.name, name, group.id});
   SHMB_TRY(control, make_area(label.data(), control_bytes, pools.host.facts.exec_seal, kControlMode));
 
-  Pool& pool = pools.all.try_emplace(id, pools, id, group).first->second;
-  pool.name = name;
-  pool.name_with_holders = with_holders;
-  pool.owner_uid = group.uid;
-  pool.created = pools.host.now();
-  pool.lane_bytes = shape.lane_bytes;
-  pool.keep = keep_given ? wish.keep : group.keep;
-  pool.directory = std::move(directory.fd);
-  pool.directory_map = std::move(directory.map);
-  pool.control = std::move(control.fd);
-  pool.control_map = std::move(control.map);
-  pool.regions_charge = std::move(regions_charge);
-  pool.bytes_charge = std::move(bytes_charge);
   if (old) {  // nothing can fail any more
     name_charge = std::move(old->name_charge);
     unname_pool(*old);
   }
-  pool.name_charge = std::move(name_charge);
-  pool.begin(pool::lay_out(shape, pools.host.facts.epoch, id, {pool.directory_map.data(), pool.directory_map.size()},
-                           {pool.control_map.data(), pool.control_map.size()}));
-  for (QueueBook& queue : pool.queues) queue.pool = &pool;
-  for (LaneBook& lane : pool.lanes) lane.pool = &pool;
-  pools.accounts.open_descriptors += kDescriptors;
-  group.pools.push_back(pool);
-  if (!name.empty()) group.pool_names.try_emplace(pool.name, &pool);
-  changed(pool);
+  Pool& pool = add_pool(pools, {.id = id,
+                                .group = group,
+                                .name = name,
+                                .shape = shape,
+                                .directory = std::move(directory),
+                                .control = std::move(control),
+                                .regions_charge = std::move(regions_charge),
+                                .bytes_charge = std::move(bytes_charge),
+                                .name_charge = std::move(name_charge)});
+  pool.name_with_holders = with_holders;
+  pool.owner_uid = group.uid;
+  pool.created = pools.host.now();
+  pool.keep = keep_given ? wish.keep : group.keep;
   sponsor_group(session, group);
   admit(pools, session, pool, 0, false);
   if (old) settle_pool(pools, *old);
@@ -459,23 +549,15 @@ Result<Cut> add_segment(Pools& pools, Session& session, Pool& pool, const shmbw_
   if (index == pool.view.segments())
     return std::unexpected(refuse_in_pool(pool, SHMBW_SLOT_SEGMENTS, index, index, 1,
                                           "make the pool with more segments, or segments with more slots"));
-  pool::SegmentEntry& entry = pool.view.segment(index);
-  entry.first_slot = pool.slots;
-  entry.slots = wish.slots;
-  entry.generation = region->generation;
-  entry.region = region->id;
-  entry.slot_size = wish.slot_size;
-  entry.stride = pool::stride_of(wish.slot_size);
-  entry.slots_limit = limit;
-  entry.in_use.store(1, std::memory_order_release);
   pool.segments.push_back({region, wish.slot_size, pool.slots, wish.slots, limit});
+  give(pool, Gift::What::segment, index);
   changed(pool);
   pool.slots += wish.slots;
   ++region->pool_holds;
   region->segment_of = pool.id;
   region->no_recycle = true;  // participants that died may have mapped it
   changed(*region);
-  pool_changed(pool);
+  pool.tell_peers();
   return Cut{index, pool.segments.back().first_slot};
 }
 
@@ -502,8 +584,8 @@ Result<void> set_doorbell(Pools& pools, const Session& session, Pool& pool, std:
   // Peers fetch it before they need it. Then they can also ring while this broker is stopped.
   if ((pool.doorbells & bit) == 0) {
     pool.doorbells |= bit;
-    pool.show_doorbells();
-    pool_changed(pool);
+    give(pool, Gift::What::doorbells);
+    pool.tell_peers();
   }
   who.doorbell = std::move(doorbell);  // a participant is not notified of its own doorbell
   who.doorbell_of = session.uid;
@@ -611,6 +693,39 @@ void leave_pools_over(Pools& pools, Session& session) {
     part(pools, *pool, index, ParticipantState::left);
     settle_pool(pools, *pool);
   }
+}
+
+Result<PoolArea> map_again(Fd memory, std::uint64_t bytes) {
+  auto map = Mapping::map(memory.get(), 0, bytes, Access::read_write);
+  if (!map) return system_failure(map.error(), "mapping the control memory of a pool");
+  return PoolArea{std::move(memory), std::move(*map)};
+}
+
+void begin_repair(Pool& pool, std::uint32_t index) {
+  Participant& who = pool.participants[index];
+  who.repair = std::make_unique<Repair>(pool, index, who.life, who.state);
+}
+
+void lose_pool(Pool& pool) {
+  unname_pool(pool);
+  if (pool.broken == Broken::no) break_pool(pool, Broken::broker_ended);
+}
+
+void resume_pool(Pools& pools, Pool& pool) {
+  bool lost = false;
+  for (const Participant& who : pool.participants) lost |= who.state == ParticipantState::live && !who.session;
+  if (lost) lose_pool(pool);
+  for (std::uint32_t i = 0; i < pool.participants.size(); ++i)
+    if (const Participant& who = pool.participants[i]; who.state == ParticipantState::live && !who.session)
+      part(pools, pool, i, ParticipantState::dead);
+  show_all(pool);
+  pool_changed(pool);
+  for (const LaneBook& lane : pool.lanes)
+    if (!lane.holds.empty()) pools.idle_holds.noticed();
+  pool.retry = 0;
+  pool.look_again = true;
+  pools.host.timers.set(pool, pools.host.now());  // it also looks for lanes that can be given back
+  settle_pool(pools, pool);
 }
 
 void forget_lanes_in_making(Pools& pools, const Session& session) {

@@ -62,6 +62,8 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts, PoolTables, books::
   void on_timer(std::int64_t now) override;
   bool receivers_done(std::uint32_t lane) override;
   void wake_peers() override;
+  void wake_sleepers();
+  void tell_peers();  // those with a doorbell
   std::string text() const { return name.empty() ? names::id_text(id) : "'" + name + "'"; }
   std::uint64_t live() const;   // participants, one bit each
   std::uint64_t bytes() const;  // with its segments
@@ -84,6 +86,22 @@ struct Pool final : Timer, Hook<Pool, OfGroup>, RepairFacts, PoolTables, books::
   std::int64_t retry = 0, look_at = 0;  // the pause, and the time of the next look of waiting repairs
   bool look_again = false;              // or at once: something has changed for them
 };
+
+struct PoolArea {
+  Fd fd;
+  Mapping map;
+};
+struct PoolParts {
+  std::uint64_t id;
+  Group& group;
+  std::string_view name;
+  pool::Shape shape;
+  PoolArea directory, control;
+  Charge regions_charge, bytes_charge, name_charge;
+};
+// The object alone, with the memory that it owns from now on and what is paid for it.
+Pool& add_pool(Pools& pools, PoolParts parts);
+inline constexpr std::uint64_t kRegionsOfPool = 2;  // as which its two areas count
 
 struct Joined {
   Pool* pool = nullptr;
@@ -126,10 +144,20 @@ void leave_pools_over(Pools& pools, Session& session);
 // The session's requests are not answered any more.
 void forget_lanes_in_making(Pools& pools, const Session& session);
 void move_participations(Pools& pools, Session& from, Session& to);
-void pool_changed(Pool& pool);  // a table of the directory has changed: wakes the participants
+// A table of the directory has changed: wakes the participants. What a request gives them goes by give() (pools.hpp).
+void pool_changed(Pool& pool);
 
 // An end is through with a lane. Its memory may be given out again, and waiting repairs look again.
 void lanes_changed(Pools& pools, Pool& pool);
+
+// For a broker that makes pools from records (daemon/serve/load_pools.hpp).
+Result<PoolArea> map_again(Fd memory, std::uint64_t bytes);
+void begin_repair(Pool& pool, std::uint32_t index);  // of a participant that is dead or has left
+// A process still maps it, and nothing will report the end of that process. So nothing in it may be given out again.
+void lose_pool(Pool& pool);
+// Writes its directory again, and wakes whom the dead broker may not have woken. A pool with a live participant whose
+// session is not there is lost.
+void resume_pool(Pools& pools, Pool& pool);
 
 // The session's own place in a pool. For a session without a place the pool does not exist. `usable`: the pool is not
 // over.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// See pool_tables.hpp. Nothing here loads a word of the directory, but begin(), before anybody else has it.
+// See pool_tables.hpp. Nothing here loads a word of the directory, but begin(): it counts on from the `change` of an
+// earlier broker. Whatever that word is, the next one differs from it.
 #include "daemon/pools/pool_tables.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace shmb::daemon {
@@ -20,7 +22,8 @@ std::uint64_t stamp_word(std::uint32_t serial, State state) {
 
 void PoolTables::begin(const pool::View& fresh) {
   view = fresh;
-  lane_memory = fresh.header().lane_memory;
+  lane_memory = pool::lane_memory_at(fresh.shape());
+  change = fresh.header().change.load(std::memory_order_relaxed);
   queues.resize(fresh.queues());
   lanes.resize(fresh.lanes());
 }
@@ -33,8 +36,9 @@ void PoolTables::enter_queue(std::uint32_t index) {
   entry.cells = queue.cells;
   entry.cell_size = queue.cell_size;
   entry.name_length = static_cast<std::uint32_t>(queue.name.size());
-  std::memset(entry.name, 0, sizeof entry.name);
-  std::memcpy(entry.name, queue.name.data(), std::min(queue.name.size(), sizeof entry.name));
+  std::array<char, sizeof entry.name> name{};
+  std::memcpy(name.data(), queue.name.data(), std::min(queue.name.size(), name.size()));
+  std::memcpy(entry.name, name.data(), name.size());
   show_queue(index);
 }
 

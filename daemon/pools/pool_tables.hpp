@@ -69,7 +69,7 @@ struct LaneBook : books::Booked<LaneBook> {
 };
 
 struct PoolTables {
-  // The areas have been laid out, and nobody else has them yet.
+  // The areas have been laid out, by this broker or by an earlier one. All tables are empty.
   void begin(const pool::View& fresh);
 
   // A new queue or lane; its stamp is written last.

@@ -142,7 +142,7 @@ Result<std::uint32_t> make_lane(Pool& pool, const LaneRequest& wish) {
   lane.offset = *offset;
   changed(lane);
   changed(pool);  // last_lane_serial
-  pool.enter_lane(free);
+  give(pool, Gift::What::lane, free);
   return free;
 }
 
@@ -332,7 +332,7 @@ Result<std::uint32_t> make_queue(Pools& pools, Pool& pool, const shmbw_queue_ope
   queue.in_regions = 0;
   queue.name = name;
   changed(queue);
-  pool.enter_queue(index);
+  give(pool, Gift::What::queue, index);
   return index;
 }
 
@@ -439,8 +439,9 @@ Result<OpenedQueue> open_queue(Pools& pools, Pool& pool, std::uint32_t participa
   }
   book.readers = readers;
   book.writers = writers;
-  queue_changed(pool, queue);
-  pool_changed(pool);
+  changed(book);
+  give(pool, Gift::What::ends, queue);
+  pool.tell_peers();
   return out;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See load_books.hpp. The order is that of the references: groups, regions, sessions, leases, tickets, watches. A
-// record whose region, session or group is not loaded is left out.
+// See load_books.hpp. The order is that of the references: groups, regions, sessions, leases, tickets, watches, pools.
+// A record whose region, session or group is not loaded is left out.
 #include "daemon/serve/load_books.hpp"
 
 #include <fcntl.h>
@@ -16,10 +16,13 @@
 #include "base/sys_memory.hpp"
 #include "daemon/ledger/group.hpp"
 #include "daemon/serve/ledger.hpp"
+#include "daemon/serve/load_pools.hpp"
 #include "daemon/serve/session_end.hpp"
 
 namespace shmb::daemon {
 namespace {
+
+using books::text_of;
 
 // A session is made from this. It has a link again when the transport takes its connection over.
 class LastLink final : public Link {
@@ -44,12 +47,6 @@ class LastLink final : public Link {
   std::vector<Fd> none_;
 };
 
-template <std::size_t n>
-std::string_view text_of(const std::array<char, n>& text) {
-  const std::string_view all(text.data(), n);
-  return all.substr(0, all.find('\0'));
-}
-
 Secret secret_of(const std::array<std::uint8_t, 16>& bytes) {
   Secret out;
   out.bytes = bytes;
@@ -71,6 +68,7 @@ class Loader {
     each<books::LeaseRecord>(&Loader::lease);
     each<books::TicketRecord>(&Loader::ticket);
     each<books::WatchRecord>(&Loader::watch);
+    load_pools(ledger_, last_);
   }
 
  private:
@@ -333,7 +331,10 @@ void end_loaded(Ledger& ledger) {
     Session& session = ledger.sessions.all.at(id);
     if (session.link) continue;
     session.lose_link();
-    if (!session.process_gone) session_process_died(ledger, session, nullptr);
+    if (!session.process_gone) {
+      lose_pools_of(ledger, session);
+      session_process_died(ledger, session, nullptr);
+    }
     forget_session(ledger, session);
   }
   for (const std::uint64_t id : ids_of(ledger.regions.all))
@@ -346,6 +347,7 @@ void end_loaded(Ledger& ledger) {
     if (group->kept()) group->on_timer(now);  // its next keep ends by this broker's timer
     else settle_group(ledger.groups, *group);
   }
+  resume_pools(ledger);
 }
 
 }  // namespace shmb::daemon

@@ -494,6 +494,7 @@ static void commit(Ledger& ledger) {
   store.totals.last_world = ledger.worlds.last_id;
   store.totals.last_reference = static_cast<std::uint64_t>(ledger.worlds.last_reference);
   const bool committed = store.commit();
+  show_given(ledger.pools);
   // Events leave like replies: after the commit of the changes that they report, or without it if there is no memory.
   all.sessions.each([](Session& session) {
     if (session.link) session.link->send_events();
