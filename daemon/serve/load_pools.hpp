@@ -14,6 +14,7 @@
 namespace shmb::daemon {
 
 class Ledger;
+class Session;
 
 void load_pools(Ledger& ledger, const books::LastBooks& last);
 // Its process may live on, and nothing will report its end: the pools in which it is end for all.
