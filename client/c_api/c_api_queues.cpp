@@ -81,6 +81,7 @@ Result<void> to_parts(const shmb_part* parts, std::span<OutPart> out) {
 class Parts {
  public:
   Result<std::span<const OutPart>> of(const shmb_outgoing& message) {
+    SHMB_TRY_VOID(check_parts(message.count));  // before there is room for as many as the caller says
     if (message.count > few_.size()) many_.resize(message.count);
     const auto parts = message.count > few_.size() ? std::span(many_) : std::span(few_).first(message.count);
     std::ranges::fill(parts, OutPart{});

@@ -62,6 +62,14 @@ void write_list(std::span<const OutPart> parts, std::uint64_t type, std::span<st
   }
 }
 
+Result<void> check_parts(std::size_t count) {
+  if (count == 0) return error(Status::invalid, "a message has at least one part (which may be empty)");
+  if (count > kMostParts)
+    return error(Status::invalid,
+                 "a message has at most " + std::to_string(kMostParts) + " parts, not " + std::to_string(count));
+  return {};
+}
+
 bool read_list(std::span<const std::byte> from, std::uint64_t expected_parts, const Participant& me,
                std::vector<ListEntry>& table, ListHeader& header) {
   table.clear();

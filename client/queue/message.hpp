@@ -44,6 +44,7 @@ struct ListEntry {
 static_assert(sizeof(ListHeader) == 16 && sizeof(ListEntry) == 32);
 
 inline constexpr std::size_t kMostParts = 65536;  // of a message: a receiver makes room for each
+Result<void> check_parts(std::size_t count);      // a message that is to be sent
 
 // Bytes that the list takes. nullopt: more than an address can count.
 std::optional<std::uint64_t> list_bytes(std::span<const OutPart> parts);

@@ -307,10 +307,7 @@ Result<std::uint32_t> Sender::take_slot(std::uint64_t bytes, Wait& wait, Pool::L
 
 Result<void> Sender::send_parts(std::span<const OutPart> given, std::uint64_t type, std::int64_t lifetime, Wait& until,
                                 Pool::Lock& lock) {
-  if (given.empty()) return error(Status::invalid, "a message has at least one part (which may be empty)");
-  if (given.size() > kMostParts)
-    return error(Status::invalid,
-                 "a message has at most " + std::to_string(kMostParts) + " parts, not " + std::to_string(given.size()));
+  SHMB_TRY_VOID(check_parts(given.size()));
   if (lifetime == kForever) lifetime = 0;
   if (lifetime < 0)
     return error(Status::invalid, "a message lives for a time above 0, or for ever: 0 is the default, SHMB_FOREVER");

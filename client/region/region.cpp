@@ -190,6 +190,9 @@ Result<void*> Region::map_part(std::uint64_t offset, std::uint64_t length, Acces
 Result<void> Region::unmap_part(void* address, std::uint64_t length) {
   if (length == 0 && facts_.length != 0)
     return error(Status::invalid, "a part that was mapped is given back with its length, and 0 was given");
+  const auto begin = reinterpret_cast<std::uintptr_t>(address), own = reinterpret_cast<std::uintptr_t>(data());
+  if (begin < own + mapping_.size() && (own <= begin || own - begin < mappable(length)))
+    return error(Status::invalid, "this is the mapping of the handle and no part: it goes with the handle");
   if (auto done = sys::munmap(address, mappable(length)); !done)
     return system_failure(done.error(), "unmapping a part");
   for (std::uint32_t parts = parts_; parts > 0 && !parts_.compare_exchange_weak(parts, parts - 1);) continue;

@@ -233,7 +233,8 @@ Result<std::string> find_program(const std::optional<std::string>& named, const 
     if (sys::may_execute(candidate.c_str())) return candidate;
     tried += (tried.empty() ? "" : ", ") + candidate;
   }
-  return error(Status::no_broker, "no program to start one (tried " + tried + "; " + variable + " names another)");
+  return error(Status::no_broker,
+               "there is no program " + name + " (tried " + tried + "; " + variable + " names another)");
 }
 
 Result<std::string> find_daemon(const Places& places) {

@@ -82,7 +82,9 @@ Result<void> check_shape(const pool::Shape& shape) {
   if (shape.lanes > pool::kMaxLanes) return most("lanes", shape.lanes, pool::kMaxLanes);
   if (shape.queues > pool::kMaxQueues) return most("queues", shape.queues, pool::kMaxQueues);
   if (shape.segments > pool::kMaxSegments) return most("segments", shape.segments, pool::kMaxSegments);
-  if (shape.lane_bytes > pool::kMaxControlBytes || !pool::valid(shape))
+  if (shape.lane_bytes > pool::kMaxControlBytes)
+    return most("bytes of lanes", shape.lane_bytes, pool::kMaxControlBytes);
+  if (!pool::valid(shape))
     return most("bytes of control memory (slots, queues and lanes together)", pool::control_bytes(shape),
                 pool::kMaxControlBytes);
   return {};

@@ -199,7 +199,9 @@ void serve_group_limit(const Request& request) {
                               "group " + group.text() + " may have a limit of at most " + format_size(configured) +
                                   ", and uses " + format_size(used) + "; asked " + format_size(wish->bytes) +
                                   "; an administrator may set more (`sudo shmbroker limit " + names::id_text(group.id) +
-                                  " SIZE`), or raise limits.group_bytes"});
+                                  " SIZE`), or raise limits.group" +
+                                  (group.name.empty() ? "_bytes" : "." + group.name + ".bytes") +
+                                  in_config(request.ledger.host)});
   shmbw_group_limit_reply reply{};
   reply.group = group.id;
   reply.before = group.account.limit(Resource::bytes);

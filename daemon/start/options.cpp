@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <climits>
 #include <cstdlib>
 #include <optional>
 
@@ -132,6 +133,13 @@ std::string own_file() {
   return {};
 }
 
+// Refusals name the file to clients, which do not know the broker's folder.
+std::string whole_path(const std::string& file) {
+  char folder[PATH_MAX];
+  if (file.starts_with('/') || ::getcwd(folder, sizeof folder) == nullptr) return file;
+  return folder + ("/" + file);
+}
+
 // The file that is read where none is named. Empty: the environment names no place.
 std::string usual_file(Mode mode) { return mode == Mode::system ? "/etc/shmbroker.conf" : own_file(); }
 
@@ -177,7 +185,7 @@ Result<Options> parse_options(int argc, char** argv) {
 
 Result<Config> read_settings(const Given& given, std::vector<std::string>& notes) {
   Config named;
-  if (given.file) named.file = *given.file;
+  if (given.file) named.file = whole_path(*given.file);
   SHMB_TRY(config, given.file ? load_config(*given.file, named)
                               : read_usual_file(usual_file(given.mode.value_or(Mode::private_)), notes));
   complete_limits(config.limits);

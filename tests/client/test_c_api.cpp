@@ -6,9 +6,12 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "client/face/shmbroker.h"
+#include "tests/harness/child.hpp"
 #include "tests/support/session.hpp"
 
 namespace {
@@ -280,4 +283,20 @@ TEST_CASE("every status has a name and a text") {
   }
   CHECK(std::strcmp(shmb_status_name(-1), "unknown status") == 0);
   CHECK(std::strcmp(shmb_version(), "0.1.0") == 0);
+}
+
+TEST_CASE("the mapping of a handle is given back with the handle only, not as a part") {
+  Connected c;
+  shmb_region* region = nullptr;
+  REQUIRE(shmb_create(c.session, 8192, nullptr, &region, &c.error) == SHMB_OK);
+  auto* data = static_cast<char*>(shmb_region_data(region));
+  for (const auto& [from, length] :
+       {std::pair(data, 4096), std::pair(data + 4096, 4096), std::pair(data - 4096, 8192)}) {
+    CHECK(shmb_region_unmap(region, from, length, &c.error) == SHMB_E_INVALID);
+    data[0] = data[8191] = 1;  // both pages are there
+  }
+  void* part = nullptr;
+  REQUIRE(shmb_region_map(region, 0, 4096, SHMB_ACCESS_READ, &part, &c.error) == SHMB_OK);
+  CHECK(shmb_region_unmap(region, part, 4096, &c.error) == SHMB_OK);
+  shmb_release(region, 0, nullptr);
 }

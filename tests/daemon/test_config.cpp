@@ -2,9 +2,11 @@
 // Every key of the configuration file, every way to get it wrong, and the line that is named.
 #include <doctest/doctest.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "daemon/start/config.hpp"
+#include "daemon/start/options.hpp"
 #include "tests/harness/temp_dir.hpp"
 
 using namespace shmb;
@@ -257,4 +259,19 @@ TEST_CASE("keys outside of [limits] that differ are named, and limits are not am
   CHECK(keys_that_differ(one, other) == std::vector<std::string>{"engine", "gpu_hold", "log_level", "socket_mode",
                                                                  "user", "descriptors", "descriptors_reserved",
                                                                  "hello_timeout", "unread_timeout", "idle_exit"});
+}
+
+TEST_CASE("a file that is named by a relative path is shown to clients by its whole path") {
+  const harness::TempDir folder;
+  const std::string file = folder.file("c.toml");
+  std::ofstream(file) << "log_level = \"info\"\n";
+  Given given;
+  given.file = std::filesystem::relative(file).string();
+  std::vector<std::string> notes;
+  auto config = read_settings(given, notes);
+  REQUIRE(config);
+  CHECK(config->file.front() == '/');
+  CHECK(std::filesystem::equivalent(config->file, file));
+  given.file = file;
+  CHECK(read_settings(given, notes)->file == file);
 }

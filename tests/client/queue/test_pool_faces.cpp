@@ -74,6 +74,9 @@ TEST_CASE("a pool, a queue and a message in C") {
   parts[1].rights = SHMB_RIGHT_SHARE;
   const shmb_outgoing refused{&parts[1], 1, 0, 0};
   CHECK(shmb_queue_send_message(queue, &refused, SHMB_NO_WAIT, &error) == SHMB_E_INVALID);
+  const shmb_outgoing endless{parts, SIZE_MAX, 0, 0};
+  CHECK(shmb_queue_send_message(queue, &endless, SHMB_NO_WAIT, &error) == SHMB_E_INVALID);
+  CHECK(std::string(error.sentence).find("at most 65536 parts") != std::string::npos);
   parts[1].rights = SHMB_RIGHT_READ | SHMB_RIGHT_WRITE;  // the receiver may write to it
   const shmb_outgoing out[] = {{parts, 2, 9, 0}, {parts, 1, 0, 0}};
   std::size_t sent = 7;

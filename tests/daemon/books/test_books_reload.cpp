@@ -80,6 +80,13 @@ TEST_CASE("a limit that was set for one group outlives a reload, and an owner's 
     reload(world, "bytes = \"64M\"\n[limits.group.job]\nbytes = \"12M\"");
     CHECK(limit_of(owner, group) == 12 * kMiB);
   }
+  SUBCASE("the refusal of its owner's wish names the key that binds") {
+    auto refused = owner.limit_group(group, 48 * kMiB).error().sentence;
+    CHECK_MESSAGE(refused.find("or raise limits.group.job.bytes") != std::string::npos, refused);
+    reload(world, "bytes = \"64M\"\ngroup_bytes = \"32M\"\n[limits.group.job]\nbytes = \"8M\"");
+    refused = owner.limit_group(group, 16 * kMiB).error().sentence;
+    CHECK_MESSAGE(refused.find("or raise limits.group.job.bytes") != std::string::npos, refused);
+  }
   SUBCASE("by its owner") {
     CHECK(owner.limit_group(group, 16 * kMiB).status() == Status::ok);
     reload(world, "bytes = \"64M\"\ngroup_bytes = \"8M\"");

@@ -166,6 +166,8 @@ TEST_CASE("a pool that cannot be paid for leaves nothing and says what is short"
         PoolRequest{.flags = SHMBW_POOL_KEEP_GIVEN, .keep = -2},
         PoolRequest{.flags = SHMBW_POOL_KEEP_GIVEN, .keep = kMinute}})
     CHECK(pool_create(maker, bad).status() == Status::invalid);
+  const std::string most = pool_create(maker, {.lane_bytes = UINT64_MAX}).error().sentence;
+  CHECK_MESSAGE(most.find("not 18446744073709551615") != std::string::npos, most);
   CHECK(pool_create(maker, {.flags = SHMBW_POOL_READ_ONLY}).status() == Status::unknown_flags);
   CHECK(pool_create(maker, {.group = 12345}).status() == Status::not_found);
 }
