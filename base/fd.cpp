@@ -23,4 +23,9 @@ Sys<Fd> Fd::dup() const {
   return sys::call_fd(fault::Call::dup, [&] { return ::fcntl(fd_, F_DUPFD_CLOEXEC, 0); });
 }
 
+Fd Fd::moved_up() && {
+  const int higher = ::fcntl(fd_, F_DUPFD_CLOEXEC, 3);
+  return higher < 0 ? std::move(*this) : adopt(higher);
+}
+
 }  // namespace shmb

@@ -42,7 +42,7 @@ Sys<void> call_void(fault::Call which, F&& make) {
 template <class F>
 Sys<Fd> call_fd(fault::Call which, F&& make) {
   SHMB_TRY(made, call(which, make));
-  return Fd::adopt(static_cast<int>(made));
+  return Fd::adopt(static_cast<int>(made)).above_standard();
 }
 
 }  // namespace shmb::sys

@@ -82,7 +82,7 @@ Sys<std::array<Fd, 2>> pipe() {
   int ends[2];
   if (auto made = call_void(Call::pipe, [&] { return ::pipe2(ends, O_CLOEXEC); }); !made)
     return std::unexpected(made.error());
-  return std::array<Fd, 2>{Fd::adopt(ends[0]), Fd::adopt(ends[1])};
+  return std::array<Fd, 2>{Fd::adopt(ends[0]).above_standard(), Fd::adopt(ends[1]).above_standard()};
 }
 
 Sys<std::size_t> read(int fd, std::span<std::byte> to) {

@@ -32,7 +32,7 @@ Sys<Fd> memfd_create(const char* name, bool no_exec, Pages pages) {
     if (made || made.error().value != EINVAL) return made;
     if (const int fd = ::memfd_create(name, flags); fd >= 0) {
       unknown_flag = true;  // only the flag was wrong, not the name
-      return Fd::adopt(fd);
+      return Fd::adopt(fd).above_standard();
     }
     return sys_error(errno);
   }

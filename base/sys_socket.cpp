@@ -56,7 +56,7 @@ void take_descriptors(msghdr& message, std::vector<Fd>& fds, Received& received)
     for (std::size_t i = 0; i < bytes / sizeof(int); ++i) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
-      Fd one = Fd::adopt(fd);
+      Fd one = Fd::adopt(fd).above_standard();
       if (fds.size() < fds.capacity()) fds.push_back(std::move(one));
     }
   }
@@ -111,7 +111,7 @@ Sys<Fd> accept(int fd) {
 Sys<std::array<Fd, 2>> seqpacket_pair() {
   int ends[2];
   SHMB_TRY_VOID(call(Call::socket, [&] { return ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends); }));
-  return std::array<Fd, 2>{Fd::adopt(ends[0]), Fd::adopt(ends[1])};
+  return std::array<Fd, 2>{Fd::adopt(ends[0]).above_standard(), Fd::adopt(ends[1]).above_standard()};
 }
 
 Sys<Received> receive(int fd, std::span<std::byte> buffer, std::vector<Fd>& fds, bool wait) {

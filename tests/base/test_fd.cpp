@@ -3,12 +3,21 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
+#include <span>
 #include <type_traits>
+#include <vector>
 
 #include "base/fd.hpp"
+#include "base/sys_file.hpp"
+#include "base/sys_memory.hpp"
+#include "base/sys_process.hpp"
+#include "base/sys_socket.hpp"
+#include "tests/harness/child.hpp"
 #include "tests/harness/injected.hpp"
 
 using shmb::Fd;
@@ -88,4 +97,36 @@ TEST_CASE("dup of nothing is EBADF, and a full table is EMFILE") {
   const Fd fd = null_device();
   const harness::Injected full(shmb::fault::Call::dup, EMFILE);
   CHECK(fd.dup().error().value == EMFILE);
+}
+
+TEST_CASE("what is opened while the standard descriptors are closed takes none of their numbers") {
+  auto child = harness::Child::run([] {
+    for (const int standard : {0, 1, 2}) ::close(standard);
+    auto memory = shmb::sys::memfd_create("above", false);
+    auto set = shmb::sys::epoll(), wake = shmb::sys::event_fd(), file = shmb::sys::open("/dev/null", O_RDONLY);
+    auto pipe = shmb::sys::pipe(), pair = shmb::sys::seqpacket_pair();
+    if (!memory || !set || !wake || !file || !pipe || !pair) return 1;
+    const int sent[] = {memory->get()};
+    if (!shmb::sys::send((*pair)[0].get(), std::as_bytes(std::span("x")), {}, sent, true)) return 2;
+    std::byte packet[16];
+    std::vector<Fd> received;
+    if (!shmb::sys::receive((*pair)[1].get(), packet, received, true) || received.size() != 1) return 3;
+    auto again = received[0].dup();
+    if (!again || again->get() <= 2 || received[0].get() <= 2) return 4;
+    return is_open(0) || is_open(1) || is_open(2) ? 5 : 0;
+  });
+  CHECK(child.wait() == 0);
+}
+
+TEST_CASE("in a full table a low number is better than none") {
+  auto child = harness::Child::run([] {
+    ::close(2);
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 3;
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return 1;
+    auto made = shmb::sys::event_fd();
+    return made && made->get() == 2 ? 0 : 2;
+  });
+  CHECK(child.wait() == 0);
 }

@@ -285,6 +285,26 @@ TEST_CASE("every status has a name and a text") {
   CHECK(std::strcmp(shmb_version(), "0.1.0") == 0);
 }
 
+TEST_CASE("a program whose standard output is closed may print: its session and its regions stay whole") {
+  const harness::BrokerFixture broker;
+  const std::string socket = broker.socket();
+  auto child = harness::Child::run([&] {
+    for (const int standard : {0, 1, 2}) ::close(standard);
+    if (shmb_set_sharing_strategy("file_descriptor", nullptr) != SHMB_OK) return 1;
+    shmb_connect_options options{};
+    options.size = sizeof options;
+    options.socket = socket.c_str();
+    shmb_session* session = nullptr;
+    shmb_region* region = nullptr;
+    if (shmb_connect(&options, &session, nullptr) != SHMB_OK) return 2;
+    if (shmb_create(session, 4096, nullptr, &region, nullptr) != SHMB_OK) return 3;
+    for (const int standard : {0, 1, 2}) (void)!::write(standard, "hello", 5);
+    if (shmb_ping(session, 0, nullptr) != SHMB_OK) return 4;
+    return static_cast<const char*>(shmb_region_data(region))[0] == 0 ? 0 : 5;
+  });
+  CHECK(child.wait() == 0);
+}
+
 TEST_CASE("the mapping of a handle is given back with the handle only, not as a part") {
   Connected c;
   shmb_region* region = nullptr;
