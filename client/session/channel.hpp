@@ -231,6 +231,7 @@ class Channel {
   wire::Incoming look(int socket, Deadline deadline);
   void send_later(std::span<const std::byte> packet);
   Sys<void> send_unsent();
+  void lose_at_sending(Errno failed) noexcept;
   void rest_for_memory(Lock& lock);
   void want_room(bool wanted);
   bool keep_unsent(std::span<const std::byte> packet);  // false: there are too many

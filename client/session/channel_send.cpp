@@ -11,6 +11,7 @@
 #include "base/sys_epoll.hpp"
 #include "base/sys_memory.hpp"
 #include "base/sys_socket.hpp"
+#include "base/text.hpp"
 #include "client/session/call.hpp"
 #include "client/session/channel.hpp"
 #include "client/session/closed.hpp"
@@ -35,7 +36,7 @@ bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOM
 
 // There is room in the socket, so the set is ready, and the kernel has no memory to send with: only time helps.
 void Channel::rest_for_memory(Lock& lock) {
-  if (auto sent = send_unsent(); sent || sent.error().value == EAGAIN) return;
+  if (auto sent = send_unsent(); sent || lost_ || sent.error().value == EAGAIN) return;
   lock.unlock();
   sys::rest(kMemoryPause);
   lock.lock();
@@ -47,7 +48,8 @@ void Channel::send_later(std::span<const std::byte> packet) {
   (void)send_unsent();
 }
 
-// An error that passes is returned, and the packets stay.
+// An error that passes is returned, and the packets stay. After another error one message is lost. With numbers that
+// would be a gap: the broker would wait for it, and would serve nothing behind it. So the session ends.
 Sys<void> Channel::send_unsent() {
   while (outgoing_.waits()) {
     const Outgoing::Packet& packet = outgoing_.first();
@@ -58,10 +60,23 @@ Sys<void> Channel::send_unsent() {
       want_room(true);
       return sent;
     }
+    if (!sent && outgoing_.keeps()) {
+      lose_at_sending(sent.error());
+      return sent;
+    }
     outgoing_.first_was_sent();
   }
   want_room(sender_waits_);
   return {};
+}
+
+void Channel::lose_at_sending(Errno failed) noexcept {
+  try {
+    lose("sending to the broker: " + errno_text(failed.value));
+  } catch (const std::bad_alloc&) {
+    lost_reason_ = "out of memory";  // short enough to need none
+    end();
+  }
 }
 
 bool Channel::keep_unsent(std::span<const std::byte> packet) {
@@ -111,6 +126,7 @@ Result<std::uint64_t> Channel::send_in_turn(Lock& lock, std::span<std::byte> pac
   for (std::int64_t pause = 1'000'000;; pause = std::min(2 * pause, kLongestPause)) {
     if (lost_) return lost_error();
     auto sent = send_unsent();
+    if (lost_) return lost_error();
     if (sent) {
       const std::uint64_t number = outgoing_.next_number();
       outgoing_.stamp(packet);

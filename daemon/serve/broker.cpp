@@ -78,6 +78,13 @@ class Broker final : public BrokerEvents {
     dispatch(ledger_, session, packet);
     if (!session.held) forget_awaited(ledger_.accounts, session);
   }
+  void given_up(Session& session, const wire::PacketView& packet) override {
+    const Turn turn(ledger_);
+    if (!session.link || session.phase == Phase::ended) return;
+    session.held = false;
+    forget_awaited(ledger_.accounts, session);
+    Request{ledger_, session, packet}.note_served(false);
+  }
   bool greeted(const Session& session) const override { return session.greeted(); }
   void end_of_file(Session& session) override {
     const Turn turn(ledger_);

@@ -258,7 +258,11 @@ void Connection::on_writable() {
   if (ending_ != Ending::none) return;
   if (outbox_->flush(transport_.now()) == Outbox::Sent::lost) return drop("a reply that was kept could not be sent");
   // The peer has hung up, so no process waits for the answer. The packets behind this request are still served.
-  if (waiting_ && hung_up(socket_.get())) waiting_ = holding_ = false;
+  if (waiting_ && hung_up(socket_.get())) {
+    waiting_ = holding_ = false;
+    if (const auto view = wire::open_packet(held_, brought_.size(), wire::Direction::request))
+      transport_.books().given_up(*session_, *view);
+  }
   if (holding_ && !waiting_ && !yields_ && may_serve(held_)) {
     holding_ = false;
     return serve(held_);

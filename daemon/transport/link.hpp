@@ -96,6 +96,8 @@ class BrokerEvents {
   virtual void packet(
       Session& session,
       const wire::PacketView& packet) = 0;  // calls link.reply at most once, hold, drop, or nothing (one-way)
+  // Instead of `packet`: the peer of a held request has gone, and the packets behind it are served.
+  virtual void given_up(Session& /*session*/, const wire::PacketView& /*packet*/) {}
   virtual bool greeted(const Session& session) const = 0;  // HELLO has been answered
   virtual void end_of_file(Session& session) = 0;          // the peer closed its socket; the link dies after this call
   virtual void process_died(

@@ -163,3 +163,27 @@ TEST_CASE("a batch that is served in parts has one number, and counts when it is
   CHECK(numbered.send(3) == 1);
   CHECK(numbered.client.link().replies.back().fixed<shmbw_status_reply>().regions == 100);
 }
+
+TEST_CASE("a held request whose client is gone counts as served, so the one-way messages behind it are served") {
+  Numbered numbered;
+  World& world = numbered.world;
+  Client& client = numbered.client;
+  const Created published = client.create(), released = client.create();
+  client.ready(published.ref());
+  wire::Writer out(request_room());
+  out.begin(SHMBW_OP_PUBLISH, 5, Status::ok, shmbw_publish{published.ref()});
+  const wire::Bytes packet = out.finish(0);
+  const std::vector<std::byte> publish(packet.begin(), packet.end());
+  client.send_only(publish);
+  REQUIRE(client.link().held);
+  client.link().held = false;
+  client.link().again = [] { FAIL("it was given up"); };
+  world.books->given_up(*client.session(), *wire::open_packet(publish, 0, wire::Direction::request));
+  CHECK(world.status().regions == 2);
+  numbered.release(6, released.ref());
+  world.wait_for_closes();
+  CHECK(world.status().regions == 1);
+  auto sealed = sys::poll_readable(world.books->wake_fd(), kMinute);
+  REQUIRE(sealed);
+  world.books->woken();
+}

@@ -653,6 +653,25 @@ TEST_CASE("the pidfd of a process that is asked how it ended is the books' to co
   }
 }
 
+TEST_CASE(
+    "the books hear of a request that they hold and whose client is gone, before the packets behind it are served") {
+  ON_EACH_ENGINE {
+    Room room(engine);
+    RawClient client = room.greeted();
+    room.books.holds = true;
+    client.ask(kPing, shmbw_status{});
+    REQUIRE(room.until([&] { return room.books.served == 2; }));
+    CHECK(client.ask(kSilent, shmbw_status{}) != 0);
+    room.settle();
+    CHECK(room.books.served == 2);  // it waits
+    CHECK(room.books.count("given up") == 0);
+    client.close();
+    REQUIRE(room.until([&] { return room.books.count("forget") == 1; }));
+    CHECK(room.books.told.front() == "given up 1 op " + std::to_string(kPing));
+    CHECK(room.books.served == 3);
+  }
+}
+
 TEST_CASE("a process whose forked child holds the socket dies without an end of file: an heir goes on") {
   ON_EACH_ENGINE {
     Room room(engine);

@@ -304,6 +304,27 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a message that waits and can never be sent ends the session, because no packet behind it would be served") {
+  for (const std::uint64_t granted : {std::uint64_t{SHMBW_FEATURE_RESUME}, std::uint64_t{0}}) {
+    CAPTURE(granted);
+    Brokers brokers(granted);
+    while (!brokers.channel.wants_room()) post_marked(brokers.channel, 70);
+    while (brokers.has_next()) brokers.next();
+    {
+      const harness::Injected refused(shmb::fault::Call::send, EMSGSIZE);
+      brokers.channel.flush();
+    }
+    CHECK(brokers.channel.lost() == (granted != 0));
+    if (granted != 0) {
+      CHECK(brokers.channel.lost_reason() == "sending to the broker: Message too long (EMSGSIZE)");
+      CHECK(status_of(call_marked(brokers.channel, 71)) == Status::session_lost);
+    } else {
+      post_marked(brokers.channel, 71);
+      CHECK(mark_of(brokers.next().bytes) == 71);
+    }
+  }
+}
+
 TEST_CASE("a thread that only sends asks for an answer after 64 messages, and then keeps few of them") {
   Brokers brokers;
   std::uint64_t asked = 0, number = 1;

@@ -46,6 +46,7 @@ class FakeBooks final : public BrokerEvents {
   bool keeps_elsewhere = false;
   std::vector<Fd> elsewhere;  // to be closed; open as long as they are here
   bool choked = false;        // more descriptors wait for their close than should
+  bool holds = false;         // requests are kept, and get no answer
   std::int64_t deadline = kNever;
   std::function<void(Known&)> during_packet;
 
@@ -76,12 +77,16 @@ class FakeBooks final : public BrokerEvents {
     }
     if (packet.header.op == kDrop) return self.link->drop("the test says so");
     if (packet.header.op == kSilent || (packet.header.flags & SHMBW_HEADER_NO_REPLY) != 0) return;
+    if (holds) return self.link->hold();
     if (during_packet) during_packet(self);
     std::vector<int> fds;
     if (packet.header.op == kDescriptors) fds.assign(packet.header.tag >> 32, null_.get());
     wire::Writer writer(buffer_);
     writer.begin_empty(packet.header.op | SHMBW_REPLY, packet.header.tag, Status::ok);
     self.link->reply(writer.finish(fds.size()), fds);
+  }
+  void given_up(Session& session, const wire::PacketView& packet) override {
+    told.push_back("given up " + number(session) + " op " + std::to_string(packet.header.op));
   }
   bool greeted(const Session& session) const override { return known(session).greeted; }
   void end_of_file(Session& session) override { told.push_back("eof " + number(session)); }
