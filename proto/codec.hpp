@@ -122,6 +122,11 @@ class Writer {
     if (!overflow_) skip(count * sizeof(T));
     element_count_ = overflow_ ? 0 : count;
   }
+  // So many bytes of the packet, behind what was begun here, are in the buffer already.
+  void go_on_at(std::size_t size) {
+    if (size < at_ || size > buffer_.size()) overflow_ = true;
+    else at_ = size;
+  }
   // T must be the type that begin_batch was given.
   template <class T>
   void element(std::size_t index, const T& value) {

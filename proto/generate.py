@@ -249,6 +249,8 @@ def traits_of(table, known, message):
     terms += [".fds_in = true"] if message.get("fds_in") else []
     terms += [f".fds_out = FdsOut::{'per_element' if message['fds_out'] == 'element' else 'some'}"] if "fds_out" in message else []
     terms += [f".refused_over_share = {flags_value(table, known, message, 'refused_over_share')}"] if "refused_over_share" in message else []
+    if again := message.get("again"):
+        terms.append(".again = true" if again is True else f".again_if = {flags_value(table, known, message, 'again')}")
     terms += [".spends = true"] if message.get("spends") else []
     if message.get("undo"):
         if message["undo"] not in (m["name"] for m in table["message"]):
@@ -281,6 +283,10 @@ def wire_traits(table, known):
                   f'inline constexpr std::string_view kNoReplyNames = "{no_reply_names(table)}";', "",
                   "// X(op, name, batch) for every request that may bring descriptors.", "#define SHMBW_REQUESTS_WITH_FDS(X) \\"] + \
         [f"  X({m['op']}, {m['name']}, {'true' if m['kind'] == 'batch' else 'false'}) \\" for m in table["message"] if m.get("fds_in")] + \
+        ["  /* end */", "", "// X(op, name, batch) for every request whose answer is stored, and may carry descriptors.",
+         "#define SHMBW_REQUESTS_LENDING(X) \\"] + \
+        [f"  X({m['op']}, {m['name']}, {'true' if m['kind'] == 'batch' else 'false'}) \\" for m in table["message"]
+         if m.get("fds_out") and not m.get("again")] + \
         ["  /* end */", "", "// X(op, name) for every request whose late reply is given back.", "#define SHMBW_REQUESTS_TO_UNDO(X) \\"] + \
         [f"  X({m['op']}, {m['name']}) \\" for m in table["message"] if "undo" in m] + \
         ["  /* end */", "", "}  // namespace shmb::wire"]
@@ -289,13 +295,16 @@ def wire_traits(table, known):
 def traits_table(table):
     """The table of traits in PROTOCOL.md: one line for each request that differs from the plain question and answer."""
     rows = ["### Traits of requests", "",
-            "A request that is not listed has a reply, no descriptors, and grants nothing that a late reply would leave behind.", "",
-            "| request | no_reply | descriptors in | descriptors in the reply | given back by |", "| --- | --- | --- | --- | --- |"]
+            "A request that is not listed has a reply and no descriptors. It changes something, and grants nothing that a late reply",
+            "would leave behind.", "",
+            "| request | no_reply | descriptors in | descriptors in the reply | given back by | changes nothing |",
+            "| --- | --- | --- | --- | --- | --- |"]
     for m in table["message"]:
         rule = m.get("no_reply", False)
         cells = [{False: "", True: "may have it", "always": "has no reply"}.get(rule) if isinstance(rule, bool) or rule == "always"
                  else "with " + rule.split(".")[1], "yes" if m.get("fds_in") else "",
-                 {"": "", "some": "yes", "element": "one per element"}[m.get("fds_out", "")], m.get("undo", "").upper()]
+                 {"": "", "some": "yes", "element": "one per element"}[m.get("fds_out", "")], m.get("undo", "").upper(),
+                 {False: "", True: "yes"}.get(again) if isinstance(again := m.get("again", False), bool) else "with " + again.split(".")[1]]
         if any(cells):
             rows.append(f"| {m['name'].upper()} | " + " | ".join(cells) + " |")
     return rows + [""]

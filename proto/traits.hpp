@@ -34,9 +34,11 @@ struct Traits {
   bool fds_in = false;          // it may bring descriptors; how many, its other fields say
   FdsOut fds_out = FdsOut::none;
   FlagsValue refused_over_share =
-      {};                  // with this value it is refused, not held back, where a process is over its share
-  bool spends = false;     // it gives up a handle, so its sender cannot repeat it
-  std::uint16_t undo = 0;  // the request that gives back what a reply has granted; 0: none
+      {};                    // with this value it is refused, not held back, where a process is over its share
+  bool again = false;        // it changes nothing, so it may be served twice
+  FlagsValue again_if = {};  // the same, with this value
+  bool spends = false;       // it gives up a handle, so its sender cannot repeat it
+  std::uint16_t undo = 0;    // the request that gives back what a reply has granted; 0: none
   constexpr bool known() const { return *name != '\0'; }
 };
 
@@ -46,6 +48,12 @@ inline bool has_value(std::span<const std::byte> fixed, const FlagsValue& wanted
   if (wanted.value == 0 || fixed.size() < wanted.offset + sizeof flags) return false;
   std::memcpy(&flags, fixed.data() + wanted.offset, sizeof flags);
   return flags == wanted.value;
+}
+
+// Whether a request of that kind and with that fixed part changes nothing. A broker that gets one a second time serves
+// it again. It repeats the answers of all others.
+inline bool is_served_again(const Traits& traits, std::span<const std::byte> fixed) {
+  return traits.again || has_value(fixed, traits.again_if);
 }
 
 // Whether the header flag no_reply may stand in a request of that kind and with that fixed part.

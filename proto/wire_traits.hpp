@@ -26,8 +26,8 @@ inline constexpr std::array<Traits, 66> kTraits = [] {
   table[SHMBW_OP_GROUP_LEAVE] = {.name = "GROUP_LEAVE", .has_reply = true};
   table[SHMBW_OP_GROUP_END] = {.name = "GROUP_END", .has_reply = true};
   table[SHMBW_OP_WATCH] = {.name = "WATCH", .has_reply = true, .undo = SHMBW_OP_WATCH};
-  table[SHMBW_OP_LIST] = {.name = "LIST", .has_reply = true};
-  table[SHMBW_OP_STATUS] = {.name = "STATUS", .has_reply = true};
+  table[SHMBW_OP_LIST] = {.name = "LIST", .has_reply = true, .again = true};
+  table[SHMBW_OP_STATUS] = {.name = "STATUS", .has_reply = true, .again = true};
   table[SHMBW_OP_POOL_CREATE] = {.name = "POOL_CREATE", .has_reply = true, .fds_out = FdsOut::some, .undo = SHMBW_OP_POOL_LEAVE};
   table[SHMBW_OP_POOL_JOIN] = {.name = "POOL_JOIN", .has_reply = true, .fds_out = FdsOut::some, .undo = SHMBW_OP_POOL_LEAVE};
   table[SHMBW_OP_POOL_LEAVE] = {.name = "POOL_LEAVE", .has_reply = true, .spends = true};
@@ -36,7 +36,7 @@ inline constexpr std::array<Traits, 66> kTraits = [] {
   table[SHMBW_OP_QUEUE_CLOSE] = {.name = "QUEUE_CLOSE", .has_reply = true, .spends = true};
   table[SHMBW_OP_LANE_FINISHED] = {.name = "LANE_FINISHED", .batch = true, .no_reply = NoReply::always};
   table[SHMBW_OP_QUEUE_HOLD] = {.name = "QUEUE_HOLD", .batch = true, .has_reply = true, .no_reply = NoReply::allowed};
-  table[SHMBW_OP_POOL_DOORBELL] = {.name = "POOL_DOORBELL", .has_reply = true, .no_reply = NoReply::if_flags, .no_reply_if = {8, SHMBW_DOORBELL_RING}, .fds_in = true, .fds_out = FdsOut::some, .refused_over_share = {8, SHMBW_DOORBELL_GET}};
+  table[SHMBW_OP_POOL_DOORBELL] = {.name = "POOL_DOORBELL", .has_reply = true, .no_reply = NoReply::if_flags, .no_reply_if = {8, SHMBW_DOORBELL_RING}, .fds_in = true, .fds_out = FdsOut::some, .refused_over_share = {8, SHMBW_DOORBELL_GET}, .again_if = {8, SHMBW_DOORBELL_GET}};
   table[SHMBW_OP_WORLD_JOIN] = {.name = "WORLD_JOIN", .has_reply = true, .undo = SHMBW_OP_WORLD_LEAVE};
   table[SHMBW_OP_WORLD_LEAVE] = {.name = "WORLD_LEAVE", .has_reply = true};
   table[SHMBW_OP_WORLD_POOL] = {.name = "WORLD_POOL", .has_reply = true};
@@ -45,13 +45,13 @@ inline constexpr std::array<Traits, 66> kTraits = [] {
   table[SHMBW_OP_REF_TAKE] = {.name = "REF_TAKE", .batch = true, .has_reply = true};
   table[SHMBW_OP_REF_RELEASE] = {.name = "REF_RELEASE", .batch = true, .has_reply = true, .no_reply = NoReply::allowed};
   table[SHMBW_OP_REF_SETTLE] = {.name = "REF_SETTLE", .batch = true, .has_reply = true, .no_reply = NoReply::allowed};
-  table[SHMBW_OP_REF_ASK] = {.name = "REF_ASK", .has_reply = true};
+  table[SHMBW_OP_REF_ASK] = {.name = "REF_ASK", .has_reply = true, .again = true};
   table[SHMBW_OP_GROUP_LIMIT] = {.name = "GROUP_LIMIT", .has_reply = true};
   table[SHMBW_OP_GPU_DEVICE] = {.name = "GPU_DEVICE", .has_reply = true, .fds_in = true};
   table[SHMBW_OP_GPU_PUBLISH] = {.name = "GPU_PUBLISH", .batch = true, .has_reply = true, .fds_in = true, .undo = SHMBW_OP_RELEASE};
   table[SHMBW_OP_GPU_CHUNKS] = {.name = "GPU_CHUNKS", .has_reply = true, .fds_in = true};
   table[SHMBW_OP_GPU_OPEN] = {.name = "GPU_OPEN", .batch = true, .has_reply = true, .fds_out = FdsOut::some, .undo = SHMBW_OP_RELEASE};
-  table[SHMBW_OP_GPU_MORE] = {.name = "GPU_MORE", .has_reply = true, .fds_out = FdsOut::some};
+  table[SHMBW_OP_GPU_MORE] = {.name = "GPU_MORE", .has_reply = true, .fds_out = FdsOut::some, .again = true};
   table[SHMBW_OP_GPU_REPORT] = {.name = "GPU_REPORT", .batch = true, .has_reply = true, .no_reply = NoReply::allowed};
   table[SHMBW_OP_GPU_RETIRE] = {.name = "GPU_RETIRE", .batch = true, .has_reply = true};
   table[SHMBW_OP_GPU_TIMELINE] = {.name = "GPU_TIMELINE", .has_reply = true, .fds_out = FdsOut::some, .undo = SHMBW_OP_RELEASE};
@@ -59,7 +59,7 @@ inline constexpr std::array<Traits, 66> kTraits = [] {
   table[SHMBW_OP_TICKET_REVOKE] = {.name = "TICKET_REVOKE", .has_reply = true};
   table[SHMBW_OP_TICKETS_RELEASE] = {.name = "TICKETS_RELEASE", .has_reply = true};
   table[SHMBW_OP_SHELF_EMPTY] = {.name = "SHELF_EMPTY", .has_reply = true};
-  table[SHMBW_OP_BOOKS] = {.name = "BOOKS", .has_reply = true, .fds_out = FdsOut::some};
+  table[SHMBW_OP_BOOKS] = {.name = "BOOKS", .has_reply = true, .fds_out = FdsOut::some, .again = true};
   return table;
 }();
 
@@ -75,6 +75,17 @@ inline constexpr std::string_view kNoReplyNames = "RELEASE, READY, LANE_FINISHED
   X(40, gpu_device, false) \
   X(41, gpu_publish, true) \
   X(42, gpu_chunks, false) \
+  /* end */
+
+// X(op, name, batch) for every request whose answer is stored, and may carry descriptors.
+#define SHMBW_REQUESTS_LENDING(X) \
+  X(2, create, true) \
+  X(3, attach, true) \
+  X(6, publish, false) \
+  X(16, pool_create, false) \
+  X(17, pool_join, false) \
+  X(43, gpu_open, true) \
+  X(47, gpu_timeline, false) \
   /* end */
 
 // X(op, name) for every request whose late reply is given back.

@@ -27,9 +27,11 @@ def layout(record):
     """The fields as (offset, type, name, count, size of one), and the size of all without the checksum."""
     fields, offset = [], 0
     for kind, name, _, *refers in record["fields"]:
-        match = re.fullmatch(r"(u8|u32|text)\[(\d+)\]", kind)
+        match = re.fullmatch(r"(u8|u32|text|secret)\[(\d+)\]", kind)
         base, count = (match[1], int(match[2])) if match else (kind, 1)
-        size = 1 if base == "text" else 16 if base == "secret" else SCALARS[base][0]
+        size = 1 if base == "text" else SCALARS[base][0] if base in SCALARS else 16
+        if base == "secret":  # one field, however long
+            size, count = (count, 1) if match else (16, 1)
         if offset % (1 if base == "secret" else size):
             sys.exit(f"{record['name']}.{name}: offset {offset} is not aligned; name the padding")
         fields.append((offset, base, name, count, size, *refers))
@@ -41,11 +43,11 @@ def layout(record):
     return fields, offset
 
 
-def member(base, name, count):
+def member(base, name, count, size):
     if base == "text":
         return f"  std::array<char, {count}> {name}{{}};"
     if base == "secret":
-        return f"  std::array<std::uint8_t, 16> {name}{{}};"
+        return f"  std::array<std::uint8_t, {size}> {name}{{}};"
     _, ctype, initial = SCALARS[base]
     if count > 1:
         return f"  std::array<{ctype}, {count}> {name}{{}};"
@@ -80,7 +82,7 @@ def header(table):
         name = camel(record["name"])
         out += wrapped(record["doc"])
         out += [f"struct {name}Record {{", f"  static constexpr std::uint32_t kNumber = {number};"]
-        out += [member(base, field, count) for _, base, field, count, *_ in fields]
+        out += [member(base, field, count, one) for _, base, field, count, one, *_ in fields]
         out += ["  std::uint64_t check = 0;", "};", f"static_assert(std::is_trivially_copyable_v<{name}Record>);",
                 f"static_assert(sizeof({name}Record) == {size + 8});"]
         types = {"u8": "number", "u16": "number", "u32": "number", "u64": "number", "i32": "signed_number",
@@ -97,12 +99,13 @@ def header(table):
         counter = record.get("counter", "")
         if counter and counter not in counters:
             sys.exit(f"{record['name']}: the totals have no field {counter}")
-        batched, repeat = ("true" if record.get(key) else "false" for key in ("batched", "ids_repeat"))
-        rows.append(f'    {{"{record["name"]}", sizeof({name}Record), k{name}Fields, "{counter}", {batched}, {repeat}}},')
+        batched, repeat, demand = ("true" if record.get(key) else "false" for key in ("batched", "ids_repeat", "on_demand"))
+        rows.append(f'    {{"{record["name"]}", sizeof({name}Record), k{name}Fields, "{counter}", {batched}, {repeat}, {demand}}},')
     out += ["struct RecordKind {", "  std::string_view name;", "  std::uint32_t size;", "  std::span<const Field> fields;",
             "  std::string_view counter;  // field of the totals with the id that was given out last; empty: none",
             "  bool batched;              // a batch can add one for each of its elements",
-            "  bool ids_repeat;           // two records may have one id", "};", "// Record number n is kRecordKinds[n - 1].",
+            "  bool ids_repeat;           // two records may have one id",
+            "  bool on_demand;            // there is room for those of a request only once the broker expects them", "};", "// Record number n is kRecordKinds[n - 1].",
             "inline constexpr auto kRecordKinds = std::to_array<RecordKind>({", *rows, "});", "",
             "}  // namespace shmb::daemon::books"]
     return "\n".join(out) + "\n"

@@ -11,7 +11,7 @@
 
 namespace shmb::daemon::books {
 
-inline constexpr std::uint16_t kMajor = 1, kMinor = 3;
+inline constexpr std::uint16_t kMajor = 1, kMinor = 4;
 
 enum class Type : std::uint8_t { number, signed_number, truth, descriptor, secret, text, numbers };
 struct Field {
@@ -1068,6 +1068,37 @@ inline constexpr auto kPacketsFields = std::to_array<Field>({
     {"answered", Type::number, 16, 8, 1},
 });
 
+// A part of a session's last answer that the next broker may have to send, or of the answer to a batch that was served
+// in part. Only sessions that number their packets have one.
+struct AnswerRecord {
+  static constexpr std::uint32_t kNumber = 25;
+  std::uint64_t id = 0;
+  std::uint64_t number = 0;
+  std::uint32_t index = 0;
+  std::uint32_t size = 0;
+  std::uint32_t next = 0;
+  std::array<std::uint8_t, 4> reserved{};
+  std::array<std::uint8_t, 256> bytes{};
+  std::uint64_t check = 0;
+};
+static_assert(std::is_trivially_copyable_v<AnswerRecord>);
+static_assert(sizeof(AnswerRecord) == 296);
+static_assert(offsetof(AnswerRecord, id) == 0);
+static_assert(offsetof(AnswerRecord, number) == 8);
+static_assert(offsetof(AnswerRecord, index) == 16);
+static_assert(offsetof(AnswerRecord, size) == 20);
+static_assert(offsetof(AnswerRecord, next) == 24);
+static_assert(offsetof(AnswerRecord, reserved) == 28);
+static_assert(offsetof(AnswerRecord, bytes) == 32);
+inline constexpr auto kAnswerFields = std::to_array<Field>({
+    {"id", Type::number, 0, 8, 1, 2},
+    {"number", Type::number, 8, 8, 1},
+    {"index", Type::number, 16, 4, 1},
+    {"size", Type::number, 20, 4, 1},
+    {"next", Type::number, 24, 4, 1},
+    {"bytes", Type::secret, 32, 256, 1},
+});
+
 struct RecordKind {
   std::string_view name;
   std::uint32_t size;
@@ -1075,33 +1106,35 @@ struct RecordKind {
   std::string_view counter;  // field of the totals with the id that was given out last; empty: none
   bool batched;              // a batch can add one for each of its elements
   bool ids_repeat;           // two records may have one id
+  bool on_demand;            // there is room for those of a request only once the broker expects them
 };
 // Record number n is kRecordKinds[n - 1].
 inline constexpr auto kRecordKinds = std::to_array<RecordKind>({
-    {"totals", sizeof(TotalsRecord), kTotalsFields, "", false, false},
-    {"session", sizeof(SessionRecord), kSessionFields, "last_session", false, false},
-    {"region", sizeof(RegionRecord), kRegionFields, "last_region", true, false},
-    {"name", sizeof(NameRecord), kNameFields, "", true, false},
-    {"group", sizeof(GroupRecord), kGroupFields, "last_group", false, false},
-    {"lease", sizeof(LeaseRecord), kLeaseFields, "last_serial", true, false},
-    {"ticket", sizeof(TicketRecord), kTicketFields, "last_serial", false, false},
-    {"watch", sizeof(WatchRecord), kWatchFields, "last_serial", false, false},
-    {"world", sizeof(WorldRecord), kWorldFields, "last_world", false, false},
-    {"worker", sizeof(WorkerRecord), kWorkerFields, "last_serial", false, false},
-    {"reference", sizeof(ReferenceRecord), kReferenceFields, "last_reference", false, false},
-    {"fork", sizeof(ForkRecord), kForkFields, "", false, true},
-    {"failure", sizeof(FailureRecord), kFailureFields, "", false, false},
-    {"pool", sizeof(PoolRecord), kPoolFields, "last_region", false, false},
-    {"participant", sizeof(ParticipantRecord), kParticipantFields, "last_serial", false, false},
-    {"segment", sizeof(SegmentRecord), kSegmentFields, "", false, false},
-    {"gpu_memory", sizeof(GpuMemoryRecord), kGpuMemoryFields, "", false, false},
-    {"gpu_chunk", sizeof(GpuChunkRecord), kGpuChunkFields, "last_serial", true, false},
-    {"gpu_node", sizeof(GpuNodeRecord), kGpuNodeFields, "last_serial", false, false},
-    {"gpu_device", sizeof(GpuDeviceRecord), kGpuDeviceFields, "last_serial", false, false},
-    {"queue", sizeof(QueueRecord), kQueueFields, "last_serial", false, false},
-    {"lane", sizeof(LaneRecord), kLaneFields, "last_serial", false, false},
-    {"hold", sizeof(HoldRecord), kHoldFields, "last_serial", true, false},
-    {"packets", sizeof(PacketsRecord), kPacketsFields, "", false, false},
+    {"totals", sizeof(TotalsRecord), kTotalsFields, "", false, false, false},
+    {"session", sizeof(SessionRecord), kSessionFields, "last_session", false, false, false},
+    {"region", sizeof(RegionRecord), kRegionFields, "last_region", true, false, false},
+    {"name", sizeof(NameRecord), kNameFields, "", true, false, false},
+    {"group", sizeof(GroupRecord), kGroupFields, "last_group", false, false, false},
+    {"lease", sizeof(LeaseRecord), kLeaseFields, "last_serial", true, false, false},
+    {"ticket", sizeof(TicketRecord), kTicketFields, "last_serial", false, false, false},
+    {"watch", sizeof(WatchRecord), kWatchFields, "last_serial", false, false, false},
+    {"world", sizeof(WorldRecord), kWorldFields, "last_world", false, false, false},
+    {"worker", sizeof(WorkerRecord), kWorkerFields, "last_serial", false, false, false},
+    {"reference", sizeof(ReferenceRecord), kReferenceFields, "last_reference", false, false, false},
+    {"fork", sizeof(ForkRecord), kForkFields, "", false, true, false},
+    {"failure", sizeof(FailureRecord), kFailureFields, "", false, false, false},
+    {"pool", sizeof(PoolRecord), kPoolFields, "last_region", false, false, false},
+    {"participant", sizeof(ParticipantRecord), kParticipantFields, "last_serial", false, false, false},
+    {"segment", sizeof(SegmentRecord), kSegmentFields, "", false, false, false},
+    {"gpu_memory", sizeof(GpuMemoryRecord), kGpuMemoryFields, "", false, false, false},
+    {"gpu_chunk", sizeof(GpuChunkRecord), kGpuChunkFields, "last_serial", true, false, false},
+    {"gpu_node", sizeof(GpuNodeRecord), kGpuNodeFields, "last_serial", false, false, false},
+    {"gpu_device", sizeof(GpuDeviceRecord), kGpuDeviceFields, "last_serial", false, false, false},
+    {"queue", sizeof(QueueRecord), kQueueFields, "last_serial", false, false, false},
+    {"lane", sizeof(LaneRecord), kLaneFields, "last_serial", false, false, false},
+    {"hold", sizeof(HoldRecord), kHoldFields, "last_serial", true, false, false},
+    {"packets", sizeof(PacketsRecord), kPacketsFields, "", false, false, false},
+    {"answer", sizeof(AnswerRecord), kAnswerFields, "", true, true, true},
 });
 
 }  // namespace shmb::daemon::books

@@ -95,7 +95,7 @@ Result<Store> Store::make(const Shape& shape) {
   std::uint64_t journal = sizeof(JournalHead);
   for (std::size_t i = 0; i < kRecordKinds.size(); ++i) {
     const auto number = static_cast<std::uint32_t>(i + 1);
-    places[i] = number == TotalsRecord::kNumber ? 1 : shape.capacity + store.of_request(number);
+    places[i] = number == TotalsRecord::kNumber ? 1 : shape.capacity + store.most_of_request(number);
     journal += std::uint64_t{places[i]} * (sizeof(EntryHead) + kRecordKinds[i].size);
   }
   store.head_ = head_for(shape.epoch, places, journal);
@@ -151,6 +151,13 @@ bool Store::ready() {
   unsure_ = 0;
   short_ = false;
   return true;
+}
+
+void Store::expect(std::uint32_t number) {
+  if ((expected_ & bit(number)) != 0) return;
+  expected_ |= bit(number);
+  unsure_ |= bit(number);
+  journal_unsure_ = true;
 }
 
 bool Store::journal_for_request() {

@@ -40,6 +40,11 @@ class Store {
   // Whether there is memory for the records that one request can add, and for those that the last commit could not
   // write. Asks the kernel for more if there is too little.
   bool ready();
+  // From now on requests add records of that kind, which is on demand: `ready` asks for their memory too.
+  template <class Record>
+  void expect() {
+    expect(Record::kNumber);
+  }
   // A commit did not get its memory, and none has come since. So the records are older than the objects.
   bool behind() const { return load(words().behind) != 0; }
 
@@ -119,6 +124,7 @@ class Store {
     for (; bits != 0; bits &= bits - 1) body(static_cast<std::uint32_t>(std::countr_zero(bits)) + 1);
   }
   Head head_of_copy() const;
+  void expect(std::uint32_t number);
   bool journal_for_request();
   void run_short();
   std::uint32_t put(std::uint32_t number, std::uint32_t place, std::byte* record);
@@ -135,8 +141,11 @@ class Store {
   Words& words() const { return *reinterpret_cast<Words*>(first_.data() + kWordsAt); }
 
   // One request that is no batch adds a few records of a kind at most.
-  std::uint32_t of_request(std::uint32_t number) const {
+  std::uint32_t most_of_request(std::uint32_t number) const {
     return kRecordKinds[number - 1].batched ? of_request_ : std::min(of_request_, std::uint32_t{8});
+  }
+  std::uint32_t of_request(std::uint32_t number) const {
+    return kRecordKinds[number - 1].on_demand && (expected_ & bit(number)) == 0 ? 0 : most_of_request(number);
   }
 
   std::uint32_t of_request_ = 0, capacity_ = 0;
@@ -155,6 +164,7 @@ class Store {
   std::uint32_t counts_ = 0;  // the number of records, or of places that were ever in use, is not that in the books
   std::uint32_t unsure_ = UINT32_MAX;  // there may be too little room for the next request
   bool journal_unsure_ = true;
+  std::uint32_t expected_ = 0;  // kinds on demand of which requests add records
 };
 
 }  // namespace shmb::daemon::books

@@ -65,6 +65,7 @@ struct QueueBook;
 struct Reference;
 struct Region;
 struct SessionNumbers;
+struct StoredAnswer;
 struct Ticket;
 struct Watch;
 struct Worker;
@@ -76,6 +77,7 @@ struct Books {
   std::size_t noted = 0;  // objects in these lists
   books::Changed<Session> sessions{noted};
   books::Changed<SessionNumbers> numbers{noted};
+  books::Changed<StoredAnswer> answers{noted};
   books::Changed<Region> regions{noted};
   books::Changed<Group> groups{noted};
   books::Changed<Lease> leases{noted};
@@ -107,8 +109,8 @@ struct Books {
       };
       (void)(one(lists) && ...);
     };
-    visit(leases, regions, sessions, numbers, tickets, groups, watches, worlds, workers, references, forks, pools,
-          participants, queues, lanes, holds, gpu_memories, gpu_nodes);
+    visit(leases, regions, sessions, numbers, answers, tickets, groups, watches, worlds, workers, references, forks,
+          pools, participants, queues, lanes, holds, gpu_memories, gpu_nodes);
   }
   // The object is about to end, and its record with it.
   template <class Record, class T>

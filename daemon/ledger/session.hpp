@@ -39,10 +39,22 @@ struct BatchUnderWay;
 // of its process, and stays until the transport forgets it.
 enum class Phase : std::uint8_t { silent, refused, greeted, ended };
 
+// The bytes of an answer, for the next broker. daemon/serve/stored_answer.hpp says when which is stored.
+struct StoredAnswer : books::Booked<StoredAnswer> {
+  explicit StoredAnswer(std::uint64_t session_id) : session(session_id) {}
+  std::uint64_t session;
+  std::uint64_t number = 0;  // of the packet; 0: nothing is stored
+  std::uint32_t next = 0;    // element of the batch to go on with; 0: it is whole
+  std::vector<std::byte> bytes;
+  std::vector<std::uint32_t> places;  // of the records of its parts
+};
+
 // The numbers of its packets. They change with each request, so they have a small record of their own.
 struct SessionNumbers : Numbers, books::Booked<SessionNumbers> {
-  explicit SessionNumbers(std::uint64_t session_id) : session(session_id) {}
+  explicit SessionNumbers(std::uint64_t session_id) : session(session_id), answer(session_id), begun(session_id) {}
   std::uint64_t session;
+  StoredAnswer answer;  // the last one
+  StoredAnswer begun;   // of the request in service, a batch of which some elements were served
 };
 
 struct Ticket;

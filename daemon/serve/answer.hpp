@@ -32,8 +32,8 @@ struct Request {
     for (std::string_view text : texts) out.text(text);
     send(out);
   }
-  // Before its answer leaves, or at its end: it is not served again. With the feature RESUME.
-  void note_served(bool has_answer) const;
+  // Before its answer leaves, or without one at its end: it is not served again. With the feature RESUME.
+  void note_served(wire::Bytes answer = {}) const;
   void fail(const Error& error) const;
   void hold() const;  // counted once, when it is answered
   // The request was served in part. The broker serves it again in the session's next turn, from the place that the
@@ -79,6 +79,11 @@ struct BatchUnderWay {
   std::vector<Fd> owned;
 };
 
+// See stored_answer.hpp. The first: the batch goes on in a later turn, or with the next broker. The second: the element
+// with which the batch of an earlier broker goes on, if this request is it, else 0. `out` has begun the answer.
+void store_begun(const Request& request, const BatchUnderWay& batch);
+std::size_t go_on_with_begun(const Request& request, wire::Writer& out);
+
 // The reply to a batch. Each element has its own outcome, and its sentence while there is room for it. Eight elements
 // are served in a turn, because a batch of 253 creates takes a millisecond. The descriptors of served elements count
 // for their user while they wait for the next turn. Without room for that the rest is served in this turn.
@@ -96,6 +101,7 @@ class BatchAnswer {
       return;
     }
     out_.begin_batch<Reply>(request.reply_op(), request.packet.header.tag, count);
+    first_ = next_ = go_on_with_begun(request, out_);
   }
   // The element to continue with. Earlier turns have served the elements before it.
   std::size_t first() const { return first_; }
@@ -106,6 +112,7 @@ class BatchAnswer {
         lent != 0 && !request_.ledger.accounts.may_wait(request_.session.uid, lent))
       return false;
     request_.session.batch = std::make_shared<BatchUnderWay>(request_, out_, next_);
+    store_begun(request_, *request_.session.batch);
     request_.yield();
     return true;
   }
@@ -152,6 +159,7 @@ std::optional<wire::BatchView> open_batch(const Request& request, Texts texts) {
   return *batch;
 }
 
+Error no_own_memory();
 void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet);
 
 // One handler for every message of the table: serve_create(request) for CREATE, and so on.

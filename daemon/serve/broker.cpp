@@ -83,7 +83,7 @@ class Broker final : public BrokerEvents {
     if (!session.link || session.phase == Phase::ended) return;
     session.held = false;
     forget_awaited(ledger_.accounts, session);
-    Request{ledger_, session, packet}.note_served(false);
+    Request{ledger_, session, packet}.note_served();
   }
   bool greeted(const Session& session) const override { return session.greeted(); }
   void end_of_file(Session& session) override {

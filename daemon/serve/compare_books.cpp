@@ -70,6 +70,7 @@ void compare_records(Ledger& ledger, const Tell& tell) {
   const books::Store& store = ledger.host.books.store;
   Compared<books::SessionRecord> sessions(store, tell);
   Compared<books::PacketsRecord> packets(store, tell);
+  Compared<books::AnswerRecord> answers(store, tell);
   Compared<books::LeaseRecord> leases(store, tell);
   Compared<books::GroupRecord> groups(store, tell);
   Compared<books::RegionRecord> regions(store, tell);
@@ -95,6 +96,9 @@ void compare_records(Ledger& ledger, const Tell& tell) {
   for (const auto& [id, session] : ledger.sessions.all) {
     sessions.compare(record_of(session), session.place);
     if (session.numbers.on) packets.compare(record_of(session.numbers), session.numbers.place);
+    for (const StoredAnswer* stored : {&session.numbers.answer, &session.numbers.begun})
+      for (std::uint32_t index = 0; index < parts_of(*stored); ++index)
+        answers.compare(part_of(*stored, index), stored->places[index]);
     for (const auto& [region, lease] : session.leases) leases.compare(record_of(lease), lease.place);
     for (const GpuDevice& device : session.gpu_devices) {
       gpu_devices.compare(device_of(session, device), device.place);

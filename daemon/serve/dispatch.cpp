@@ -3,7 +3,8 @@
 // the session goes on.
 //
 // The checks come in this order, from those that need the least knowledge of the request:
-// 0. With the feature RESUME: it is the next packet of its session (numbers.hpp). Any other is dropped.
+// 0. With the feature RESUME: it is the next packet of its session (numbers.hpp), or the last answer is sent again
+//    (stored_answer.hpp). Any other packet is dropped.
 // 1. The number of descriptors is the one that the table asks for. Without this rule a client could fill the broker's
 //    descriptor table.
 // 2. The session is greeted, or this is its HELLO.
@@ -21,20 +22,24 @@
 
 #include "daemon/serve/answer.hpp"
 #include "daemon/serve/records.hpp"
+#include "daemon/serve/stored_answer.hpp"
 
 namespace shmb::daemon {
 
-void Request::note_served(bool has_answer) const {
-  if (session.numbers.serve(packet.header.tag, has_answer)) ledger.host.books.numbers.note(session.numbers);
+void Request::note_served(wire::Bytes answer) const {
+  if (!session.numbers.serve(packet.header.tag, !answer.empty())) return;
+  ledger.host.books.numbers.note(session.numbers);
+  store_answer(*this, answer);
 }
 
 void Request::fail(const Error& error) const {
   ledger.accounts.note_refusal(error);
-  note_served(!silent());
-  if (silent()) return;
-  write_books(ledger);
+  if (silent()) return note_served();
   auto buffer = std::span(ledger.reply.buffer.get(), std::size_t{SHMBW_MAX_MESSAGE});
-  session.link->reply(wire::write_error_reply(buffer, packet.header.op, packet.header.tag, error), {});
+  const wire::Bytes answer = wire::write_error_reply(buffer, packet.header.op, packet.header.tag, error);
+  note_served(answer);
+  write_books(ledger);
+  session.link->reply(answer, {});
 }
 
 void Request::hold() const {
@@ -57,11 +62,14 @@ void Request::refuse_struct(Status status) const {
 }
 
 void Request::send(wire::Writer& out) const {
-  note_served(true);
-  write_books(ledger);  // before the reply leaves (law 1)
-  wire::Bytes packet_out = out.finish(ledger.reply.fds.size());
-  if (packet_out.empty()) fail(Status::system, "own bug: the reply did not fit into one message");
-  else session.link->reply(packet_out, ledger.reply.fds);
+  const wire::Bytes answer = out.finish(ledger.reply.fds.size());
+  if (answer.empty()) {
+    fail(Status::system, "own bug: the reply did not fit into one message");
+  } else {
+    note_served(answer);
+    write_books(ledger);  // before the reply leaves (law 1)
+    session.link->reply(answer, ledger.reply.fds);
+  }
   ledger.reply.fds.clear();
   ledger.reply.owned.clear();
 }
@@ -150,7 +158,7 @@ void refuse_aloud(const Request& request, Status status, std::string_view senten
 
 // Requests that give something back need none, and neither does the rest of a request that was served in part.
 bool needs_memory(const Session& session, std::uint16_t op, const wire::Traits& traits) {
-  if (session.batch || !session.awaited.empty()) return false;
+  if (session.batch || session.numbers.begun.number != 0 || !session.awaited.empty()) return false;
   if (traits.spends || traits.no_reply == wire::NoReply::always) return false;
   switch (op) {
     case SHMBW_OP_STATUS:
@@ -167,6 +175,12 @@ bool needs_memory(const Session& session, std::uint16_t op, const wire::Traits& 
 
 }  // namespace
 
+Error no_own_memory() {
+  return plain(Status::no_memory,
+               "the broker's own memory is used up: it only takes things back until it has some again. Ask a moment "
+               "later, release what is not needed, or give the broker more (MemoryMax of its unit, RLIMIT_AS)");
+}
+
 void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) {
   const shmbw_header& header = packet.header;
   const Request request{ledger, session, packet};
@@ -176,7 +190,9 @@ void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) 
   const bool has_answer =
       traits.no_reply != wire::NoReply::always && !(request.silent() && wire::may_have_no_reply(traits, packet.fixed));
   const bool resumed = (header.flags & SHMBW_HEADER_RESUMED) != 0;
-  if (session.numbers.due({header.tag, has_answer, resumed}) != Numbers::Due::next) return;
+  const Numbers::Due due = session.numbers.due({header.tag, has_answer, resumed});
+  if (due == Numbers::Due::over || due == Numbers::Due::early) return;
+  if (due == Numbers::Due::repeated && !wire::is_served_again(traits, packet.fixed)) return repeat_answer(request);
   ++ledger.accounts.requests;
   if (header.n_fds != descriptors_of(packet))
     return session.link->drop("descriptors in a request that takes none, or none in one that takes one");
@@ -194,13 +210,9 @@ void dispatch(Ledger& ledger, Session& session, const wire::PacketView& packet) 
   if (!traits.known())
     return request.fail(Status::unknown_op, "request " + std::to_string(header.op) + " is not known to this broker (" +
                                                 ledger.host.facts.version + ")");
-  if (!ledger.has_memory() && needs_memory(session, header.op, traits))
-    return request.fail(Status::no_memory,
-                        "the broker's own memory is used up: it only takes things back until it has some again. Ask a "
-                        "moment later, release what is not needed, or give the broker more (MemoryMax of its unit, "
-                        "RLIMIT_AS)");
+  if (!ledger.has_memory() && needs_memory(session, header.op, traits)) return request.fail(no_own_memory());
   kHandlers[header.op](request);
-  if (!session.held) request.note_served(false);
+  if (!session.held) request.note_served();
 }
 
 }  // namespace shmb::daemon

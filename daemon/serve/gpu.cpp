@@ -12,6 +12,7 @@
 #include "daemon/ledger/grant.hpp"
 #include "daemon/ledger/target.hpp"
 #include "daemon/serve/answer.hpp"
+#include "daemon/serve/stored_answer.hpp"
 
 namespace shmb::daemon {
 namespace {
@@ -276,6 +277,21 @@ void serve_gpu_open(const Request& request) {
   answer.send();
 }
 
+// The shares that went along; those that have come since can be fetched.
+Result<void> lend_again(const Request& request, const shmbw_gpu_open& /*wish*/, shmbw_gpu_open_reply& reply) {
+  if (reply.outcome.fd_index == SHMBW_NO_FD && reply.manifest_fd == SHMBW_NO_FD) return {};
+  SHMB_TRY(lease, lease_again(request, reply.region));
+  const GpuMemory* const gpu = lease->region->gpu.get();
+  if (!gpu || reply.sent > gpu->present() || (reply.manifest_fd != SHMBW_NO_FD && !gpu->manifest))
+    return std::unexpected(no_lease(reply.region.id));
+  for (std::uint32_t chunk = 0; chunk < reply.sent; ++chunk) {
+    const std::uint16_t place = lend(request.ledger, gpu->share(chunk));
+    if (chunk == 0) reply.outcome.fd_index = place;
+  }
+  if (reply.manifest_fd != SHMBW_NO_FD) reply.manifest_fd = lend(request.ledger, gpu->manifest.get());
+  return {};
+}
+
 void serve_gpu_more(const Request& request) {
   auto wish = request.read<shmbw_gpu_more>();
   if (!wish) return;
@@ -424,6 +440,12 @@ void serve_gpu_timeline(const Request& request) {
   const Region& region = **made;
   lend(ledger, region.fd.get());
   request.answer(shmbw_gpu_timeline_reply{region.ref(), region.bytes, region.group->id});
+}
+
+Result<void> lend_again(const Request& request, const shmbw_gpu_timeline& /*wish*/, shmbw_gpu_timeline_reply& reply) {
+  SHMB_TRY(lease, lease_again(request, reply.region));
+  lend(request.ledger, lease->region->fd.get());
+  return {};
 }
 
 static Result<shmbw_gpu_pinned_reply> pin(Ledger& ledger, Session& session, const shmbw_gpu_pinned& wish) {

@@ -14,6 +14,7 @@
 #include "daemon/ledger/sealer.hpp"
 #include "daemon/ledger/views.hpp"
 #include "daemon/serve/answer.hpp"
+#include "daemon/serve/stored_answer.hpp"
 
 namespace shmb::daemon {
 
@@ -78,6 +79,14 @@ void serve_publish(const Request& request) {
   if (region.promised) keep_promise(ledger.regions, region, std::move(*name_charge));
   ledger.reply.fds.push_back(reader->get());
   request.answer(shmbw_publish_reply{region.ref(), (*lease)->rights, 0});
+}
+
+Result<void> lend_again(const Request& request, const shmbw_publish& /*wish*/, shmbw_publish_reply& reply) {
+  Ledger& ledger = request.ledger;
+  SHMB_TRY(lease, lease_again(request, reply.region));
+  SHMB_TRY(lent, lend_descriptor(ledger.accounts, ledger.reply, *lease->region, SHMBW_RIGHT_MAP_READ));
+  ledger.reply.fds.push_back(lent);
+  return {};
 }
 
 void serve_ticket_create(const Request& request) {

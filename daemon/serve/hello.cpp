@@ -98,6 +98,10 @@ void serve_hello(const Request& request) {
     return request.fail(
         Status::invalid,
         "with the feature RESUME the tag of HELLO is its number: at least 1, at most " + std::to_string(kMostNumber));
+  if (resumes) {
+    ledger.host.books.store.expect<books::AnswerRecord>();
+    if (!ledger.has_memory()) return request.fail(no_own_memory());
+  }
   // Without a start time (a client without /proc) an uncertain pidfd is useless, and is never watched.
   if (session.has_pidfd && !session.link->confirm_start_time(hello->start_time)) session.has_pidfd = false;
   session.pidfd = session.link->descriptors_held().pidfd;

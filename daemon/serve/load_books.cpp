@@ -18,6 +18,7 @@
 #include "daemon/serve/ledger.hpp"
 #include "daemon/serve/load_pools.hpp"
 #include "daemon/serve/session_end.hpp"
+#include "daemon/serve/stored_answer.hpp"
 
 namespace shmb::daemon {
 namespace {
@@ -69,6 +70,7 @@ class Loader {
     each<books::TicketRecord>(&Loader::ticket);
     each<books::WatchRecord>(&Loader::watch);
     load_pools(ledger_, last_);
+    load_answers(ledger_, last_);
   }
 
  private:

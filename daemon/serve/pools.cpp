@@ -10,12 +10,26 @@
 #include "daemon/pools/pool.hpp"
 #include "daemon/remote/world.hpp"
 #include "daemon/serve/answer.hpp"
+#include "daemon/serve/stored_answer.hpp"
 #include "proto/names.hpp"
 
 namespace shmb::daemon {
 namespace {
 
-// Lends both areas: the directory reopened read-only, the control area as it is.
+// The directory reopened read-only, the control area as it is.
+void lend_areas(Ledger& ledger, const Pool& pool, Fd directory) {
+  ledger.reply.fds.push_back(directory.get());
+  ledger.reply.fds.push_back(pool.control.get());
+  ledger.reply.owned.push_back(std::move(directory));
+}
+
+Result<void> lend_areas_again(const Request& request, std::uint64_t pool) {
+  SHMB_TRY(place, place_in(request.ledger.pools, request.session, pool));
+  SHMB_TRY(directory, reopen_read_only(place.pool->directory.get(), "the directory of the pool"));
+  lend_areas(request.ledger, *place.pool, std::move(directory));
+  return {};
+}
+
 template <class Reply>
 void answer_joined(const Request& request, const Joined& joined, Fd directory) {
   Ledger& ledger = request.ledger;
@@ -27,9 +41,7 @@ void answer_joined(const Request& request, const Joined& joined, Fd directory) {
   reply.control_bytes = pool.control_map.size();
   reply.participant = joined.index;
   reply.life = pool.participants[joined.index].life;
-  ledger.reply.fds.push_back(directory.get());
-  ledger.reply.fds.push_back(pool.control.get());
-  ledger.reply.owned.push_back(std::move(directory));
+  lend_areas(ledger, pool, std::move(directory));
   request.answer(reply);
 }
 
@@ -87,6 +99,13 @@ void serve_pool_join(const Request& request) {
   if (!joined) return request.fail(joined.error());
   note_participant(request.session, **pool, joined->index);
   answer_joined<shmbw_pool_join_reply>(request, *joined, std::move(*directory));
+}
+
+Result<void> lend_again(const Request& request, const shmbw_pool_create& /*wish*/, shmbw_pool_create_reply& reply) {
+  return lend_areas_again(request, reply.pool);
+}
+Result<void> lend_again(const Request& request, const shmbw_pool_join& /*wish*/, shmbw_pool_join_reply& reply) {
+  return lend_areas_again(request, reply.pool);
 }
 
 void serve_pool_leave(const Request& request) {

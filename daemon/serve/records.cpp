@@ -11,6 +11,7 @@
 namespace shmb::daemon {
 namespace {
 
+using books::AnswerRecord;
 using books::FailureRecord;
 using books::ForkRecord;
 using books::GpuChunkRecord;
@@ -79,6 +80,12 @@ void put(books::Store& store, Pool& pool) {
   store.put(pool.place, record_of(pool));
   for (std::uint32_t index = 0; index < pool.segments.size(); ++index)
     store.put(pool.segments[index].place, segment_of(pool, index));
+}
+void put(books::Store& store, StoredAnswer& answer) {
+  const std::uint32_t parts = parts_of(answer);
+  for (; answer.places.size() > parts; answer.places.pop_back()) store.erase<AnswerRecord>(answer.places.back());
+  answer.places.resize(parts, books::kNowhere);
+  for (std::uint32_t index = 0; index < parts; ++index) store.put(answer.places[index], part_of(answer, index));
 }
 void put(books::Store& store, Participant& participant) {
   if (has_record(participant)) store.put(participant.place, record_of(participant));

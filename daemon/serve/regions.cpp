@@ -15,6 +15,7 @@
 #include "daemon/ledger/target.hpp"
 #include "daemon/ledger/views.hpp"
 #include "daemon/serve/answer.hpp"
+#include "daemon/serve/stored_answer.hpp"
 
 namespace shmb::daemon {
 
@@ -49,6 +50,12 @@ void serve_create(const Request& request) {
     answer.ok(reply, add_descriptor(ledger, region.fd.get()));
   }
   answer.send();
+}
+
+Result<void> lend_again(const Request& request, const shmbw_create& /*wish*/, shmbw_create_reply& reply) {
+  SHMB_TRY(lease, lease_again(request, reply.region));
+  reply.outcome.fd_index = add_descriptor(request.ledger, lease->region->fd.get());
+  return {};
 }
 
 namespace {
@@ -197,6 +204,16 @@ void serve_attach(const Request& request) {
     answer.ok(reply, attached->fd < 0 ? std::uint16_t{SHMBW_NO_FD} : add_descriptor(ledger, attached->fd));
   }
   answer.send();
+}
+
+// Rights that the lease has lost since are not lent.
+Result<void> lend_again(const Request& request, const shmbw_attach& wish, shmbw_attach_reply& reply) {
+  if (reply.outcome.fd_index == SHMBW_NO_FD) return {};
+  Ledger& ledger = request.ledger;
+  SHMB_TRY(lease, lease_again(request, reply.region));
+  SHMB_TRY(lent, lend_descriptor(ledger.accounts, ledger.reply, *lease->region, wish.rights & lease->rights));
+  reply.outcome.fd_index = add_descriptor(ledger, lent);
+  return {};
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "daemon/serve/answer.hpp"
+#include "daemon/serve/stored_answer.hpp"
 
 namespace shmb::daemon {
 
@@ -106,7 +107,7 @@ void session_process_died(Ledger& ledger, Session& session, const sys::ExitInfo*
 void forget_session(Ledger& ledger, Session& session) {
   end_session(ledger, session);
   session_process_ended(ledger, session);  // no later report will come
-  ledger.host.books.end<books::PacketsRecord>(ledger.host.books.numbers, session.numbers);
+  end_numbers(ledger.host.books, session.numbers);
   ledger.host.books.end<books::SessionRecord>(ledger.host.books.sessions, session);
   ledger.sessions.all.erase(session.id);
 }

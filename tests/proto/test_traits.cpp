@@ -58,6 +58,7 @@ TEST_CASE("a number that no message has, has traits that allow nothing") {
     CHECK(traits.fds_out == FdsOut::none);
     CHECK_FALSE(traits.fds_in);
     CHECK_FALSE(traits.spends);
+    CHECK_FALSE(traits.again);
     CHECK_EQ(traits.undo, 0);
   }
 }
@@ -73,6 +74,7 @@ TEST_CASE("the kinds of requests are those of PROTOCOL.md") {
   CHECK_EQ(names_where([](const Traits& traits) { return traits.fds_out == FdsOut::some; }),
            "PUBLISH POOL_CREATE POOL_JOIN POOL_DOORBELL GPU_OPEN GPU_MORE GPU_TIMELINE BOOKS");
   CHECK_EQ(names_where([](const Traits& traits) { return traits.spends; }), "RELEASE POOL_LEAVE QUEUE_CLOSE");
+  CHECK_EQ(names_where([](const Traits& traits) { return traits.again; }), "LIST STATUS REF_ASK GPU_MORE BOOKS");
   CHECK_EQ(names_where([](const Traits& traits) { return traits.undo == SHMBW_OP_RELEASE; }),
            "CREATE ATTACH GPU_PUBLISH GPU_OPEN GPU_TIMELINE");
   CHECK_EQ(names_where([](const Traits& traits) { return traits.undo != 0; }),
@@ -99,6 +101,9 @@ TEST_CASE("of a doorbell the value of its flags decides") {
   CHECK_FALSE(may_have_no_reply(traits, fixed_of(SHMBW_DOORBELL_RING | SHMBW_DOORBELL_GET)));
   CHECK(has_value(fixed_of(SHMBW_DOORBELL_GET), traits.refused_over_share));
   CHECK_FALSE(has_value(fixed_of(SHMBW_DOORBELL_SET), traits.refused_over_share));
+  CHECK(is_served_again(traits, fixed_of(SHMBW_DOORBELL_GET)));
+  CHECK_FALSE(is_served_again(traits, fixed_of(SHMBW_DOORBELL_SET)));
+  CHECK_FALSE(is_served_again(traits, fixed_of(SHMBW_DOORBELL_RING)));
   // Cut off before the end of the field: it is zero.
   const auto ring = fixed_of(SHMBW_DOORBELL_RING);
   for (std::size_t size = 0; size < offsetof(shmbw_pool_doorbell, participant); ++size)

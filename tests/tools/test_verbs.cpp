@@ -87,7 +87,7 @@ TEST_CASE("status --state shows each record of the books, and no secret") {
   REQUIRE(world.tool({"put", world.file("f", "x"), "--name", "one"}).status == 0);
   const Ended state = world.tool({"status", "--state"});
   CHECK(state.status == 0);
-  CHECK(state.out.starts_with("books 1.3 transaction="));
+  CHECK(state.out.starts_with("books 1.4 transaction="));
   CHECK(has(state.out, "\nregion id=1 group=1 length=1 bytes=4096 "));
   CHECK(has(state.out, "\nname id=1 group=1 text=\"one\"\n"));
   CHECK(has(state.out, " library=\"shmbroker "));

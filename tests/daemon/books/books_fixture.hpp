@@ -45,6 +45,7 @@ class FakeLink final : public Link {
   void send_events() override;
   void drop(std::string_view why) override { dropped = why; }
   std::uint32_t descriptors_in_flight() const override { return 0; }
+  Held descriptors_held() const override { return {socket, -1}; }
   bool over_share() const override { return is_over_share; }
   bool confirm_start_time(std::uint64_t) override { return start_time_right; }
   bool process_over() const override { return process_is_over; }
@@ -53,6 +54,7 @@ class FakeLink final : public Link {
 
   std::vector<Packet> replies, events;
   std::string dropped;
+  int socket = -1;              // that it would be on
   bool yields = false;          // the request was served in part
   bool held = false;            // the books keep the request in service...
   std::function<void()> again;  // ... and this hands it in once more

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <string>
@@ -279,6 +280,16 @@ inline PacketsRecord packets(std::uint64_t session) {
   return out;
 }
 
+inline AnswerRecord answer(std::uint64_t session, std::uint64_t number) {
+  AnswerRecord out;
+  out.id = session;
+  out.number = number;
+  out.size = 40;
+  out.next = 8;
+  std::ranges::fill(std::span(out.bytes).first(40), std::uint8_t{0xa5});
+  return out;
+}
+
 inline NameRecord name(std::uint64_t id, std::string_view text) {
   NameRecord out;
   out.id = id;
@@ -322,7 +333,7 @@ struct Books {
                 owner = kNowhere, held = kNowhere, sent = kNowhere, seen = kNowhere, met = kNowhere, works = kNowhere,
                 lent = kNowhere, taken = kNowhere, failed = kNowhere, frames = kNowhere, joined = kNowhere,
                 cut = kNowhere, exported = kNowhere, chunk = kNowhere, node = kNowhere, device = kNowhere,
-                jobs = kNowhere, way = kNowhere, carried = kNowhere, numbered = kNowhere;
+                jobs = kNowhere, way = kNowhere, carried = kNowhere, numbered = kNowhere, answered = kNowhere;
   explicit Books(std::uint32_t capacity = 4) : store(small_store(capacity)) {
     CHECK(store.ready());
     store.begin();
@@ -349,6 +360,7 @@ struct Books {
     store.put(way, lane(6, 5, 1));
     store.put(carried, hold(7, 6, 7));
     store.put(numbered, packets(1));
+    store.put(answered, answer(1, 6));
     store.totals.last_group = 1;
     store.totals.last_serial = 7;
     store.totals.last_reference = 9;

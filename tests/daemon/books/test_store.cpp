@@ -111,6 +111,7 @@ TEST_CASE("killed at any instruction, the writer leaves the old state or the new
        [](Books& b) {
          b.store.erase<SessionRecord>(b.maker);
          b.store.erase<PacketsRecord>(b.numbered);
+         b.store.erase<AnswerRecord>(b.answered);
          b.store.erase<RegionRecord>(b.first);
          b.store.erase<GroupRecord>(b.owner);
          b.erase_of_group();
