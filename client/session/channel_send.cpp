@@ -32,6 +32,9 @@ constexpr std::uint64_t kWaitsForRoom = std::uint64_t{1} << 63;
 // this user lie unread in sockets.
 bool passes(int code) { return code == EAGAIN || code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS; }
 
+// The other end is gone.
+bool hangs_up(int code) { return code == EPIPE || code == ECONNRESET || code == ENOTCONN; }
+
 }  // namespace
 
 // There is room in the socket, so the set is ready, and the kernel has no memory to send with: only time helps.
@@ -72,7 +75,8 @@ Sys<void> Channel::send_unsent() {
 
 void Channel::lose_at_sending(Errno failed) noexcept {
   try {
-    lose("sending to the broker: " + errno_text(failed.value));
+    hung_up_ = hangs_up(failed.value);
+    lose(hung_up_ ? "the broker closed the connection" : "sending to the broker: " + errno_text(failed.value));
   } catch (const std::bad_alloc&) {
     lost_reason_ = "out of memory";  // short enough to need none
     end();
@@ -173,7 +177,7 @@ Result<std::uint64_t> Channel::send_in_turn(Lock& lock, std::span<std::byte> pac
       pass_the_lead();
       continue;
     }
-    if (code == EPIPE || code == ECONNRESET || code == ENOTCONN) {
+    if (hangs_up(code)) {
       hung_up_ = true;
       lose("the broker closed the connection");
       return lost_error();

@@ -325,6 +325,16 @@ TEST_CASE("a message that waits and can never be sent ends the session, because 
   }
 }
 
+TEST_CASE("a message that waits and finds the connection closed ends the session like a call that does") {
+  Brokers brokers;
+  while (!brokers.channel.wants_room()) post_marked(brokers.channel, 70);
+  brokers.socket.reset();
+  brokers.channel.flush();
+  CHECK(brokers.channel.lost());
+  CHECK(brokers.channel.hung_up());
+  CHECK(brokers.channel.lost_reason() == "the broker closed the connection");
+}
+
 TEST_CASE("a thread that only sends asks for an answer after 64 messages, and then keeps few of them") {
   Brokers brokers;
   std::uint64_t asked = 0, number = 1;
