@@ -41,7 +41,7 @@ namespace shmb::daemon {
 namespace {
 
 #ifdef SHMB_TEST_SEAM
-// With this word among the faults of --seam a broker of the tests grants the feature RESUME.
+// With this word among the faults of --seam a broker of the tests grants the feature RESUME also without keepers.
 constexpr std::string_view kResumes = "resume";
 #endif
 
@@ -155,9 +155,10 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
   facts.kernel = kernel().release;
   facts.features = feature_bits(kernel(), chosen.io_uring);
   facts.exec_seal = kernel().exec_seal;
+  facts.resumable = life.has_value();
 #ifdef SHMB_TEST_SEAM
   facts.compare_books = 16;  // a comparison takes longer than most requests
-  facts.resumable = options.seam.contains(kResumes);
+  facts.resumable = facts.resumable || options.seam.contains(kResumes);
 #endif
   facts.uid = account.uid;
   facts.pid = static_cast<std::uint32_t>(::getpid());
@@ -192,7 +193,7 @@ Result<int> serve(const Options& options, ServiceManager& manager, Place& place,
       }
     }
   } at_end{chosen.engine, transport_owner, books, life.has_value()};
-  if (life) life->board->beat += 2;  // a step: on a busy host a start may take its time
+  if (life) life->step();
   if (auto attached = transport.attach(*books); !attached)
     return system_failure(attached.error(), "the books' wake-up");
   if (begins_again) transport.take_over();
@@ -281,7 +282,8 @@ void tell_unserved(std::uint32_t brokers) {
   if (brokers == round)
     log::line(log::error, std::to_string(brokers) +
                               " brokers in a row have ended before they could serve. If the kernel kills them because "
-                              "memory is short, give the broker more (MemoryMax of its unit), or end it");
+                              "memory is short, give the broker more (MemoryMax of its unit), or end it. Keepers kill "
+                              "one whose start makes no step for 10 s");
 }
 
 // The books that the last broker has left, if they can be believed.
@@ -297,7 +299,11 @@ Result<std::optional<books::LastBooks>> last_books(const keep::Life& life) {
     life.use_books(-1);
     return std::nullopt;
   }
-  auto last = books::LastBooks::open(number);
+  if (life.ends_sessions())
+    log::line(log::error, std::to_string(keep::kFaultsAtMost) +
+                              " brokers in a row died by their own fault soon after their start, or hung: all sessions "
+                              "end, because a request that comes again to each broker may be the cause");
+  auto last = books::LastBooks::open(number, !life.ends_sessions());
   if (last) return std::optional(std::move(*last));
   if (last.error().status != Status::broken) return std::unexpected(std::move(last.error()));  // the next one tries
   life.use_books(-1);
@@ -336,8 +342,10 @@ Result<int> serve(Options options, ServiceManager& manager) {
     ::_exit(kFailure);
   }
   std::optional<books::LastBooks> last = std::move(*found);
+  life->step();
   if (last) left.spare(last->numbers());
   left.close();
+  life->step();
   if (life->before > 0) log::line(log::warning, "the last broker " + life->last + ": this one takes its place");
   if (auto whole = take_again(options.config, manager, place, left); !whole) {
     log::failure(whole.error().sentence);

@@ -43,7 +43,7 @@ bool is_pidfd(int number) {
 
 }  // namespace
 
-Result<LastBooks> LastBooks::open(int number) {
+Result<LastBooks> LastBooks::open(int number, bool sessions) {
   const sys::FileFacts facts = facts_of(number, 0);
   if (facts.size == 0)
     return error(Status::broken, "the books cannot be read: descriptor " + std::to_string(number) +
@@ -84,7 +84,7 @@ Result<LastBooks> LastBooks::open(int number) {
   }
   LastBooks out(number, std::move(memory), std::move(reader));
   out.check_memory();
-  out.check_sessions();
+  if (sessions) out.check_sessions();
   std::ranges::sort(out.numbers_);
   if (const auto twice = std::ranges::adjacent_find(out.numbers_); twice != out.numbers_.end())
     return error(Status::broken, "the books contradict themselves: descriptor " + std::to_string(*twice) +

@@ -28,7 +28,8 @@ class LastBooks {
  public:
   // `number`: of their memory file. It stays open where this fails. Else the object owns it. Status::broken: they are
   // of no use. Any other error may not come again.
-  static Result<LastBooks> open(int number);
+  // Without `sessions` none of them goes on.
+  static Result<LastBooks> open(int number, bool sessions = true);
 
   std::uint64_t epoch() const { return reader_.epoch(); }
   template <class Record, class Body>

@@ -233,6 +233,7 @@ void Keeper::look_for_hang(std::int64_t now) {
     reaped_ = true;
     last_status_ = -1;
   } else {
+    board_.hung.store(1, std::memory_order_release);
     ::kill(broker(), SIGKILL);
   }
 }
@@ -351,6 +352,16 @@ std::string no_keepers() {
   if (::prctl(PR_GET_TID_ADDRESS, &tid, 0UL, 0UL, 0UL) == 0 && tid != nullptr) return {};
   return "no keepers: the kernel, or a sandbox around the broker, has no PR_GET_TID_ADDRESS";
 #endif
+}
+
+std::uint32_t Life::begins() const {
+  constexpr std::int64_t kSoon = 10'000'000'000;
+  const std::int64_t now = sys::now_monotonic();
+  const bool soon = now - board->started.exchange(now, std::memory_order_acq_rel) < kSoon;
+  const bool hung = board->hung.exchange(0, std::memory_order_acq_rel) != 0;
+  if (hung || (at_fault && soon)) board->faults.fetch_add(1, std::memory_order_acq_rel);
+  else board->faults.store(0, std::memory_order_release);
+  return board->unserved.fetch_add(1, std::memory_order_acq_rel);
 }
 
 int Life::last_books() const {

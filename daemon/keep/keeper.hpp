@@ -49,6 +49,9 @@ struct Board {
   std::atomic<std::int32_t> books{-1};  // the descriptor of the books to begin from
   std::atomic<std::uint32_t> begun{0};  // brokers that began from them and died by a fault of their own, and this one
   std::atomic<std::uint32_t> unserved{0};  // brokers in a row that have not served
+  std::atomic<std::int64_t> started{0};    // CLOCK_MONOTONIC, of the last one
+  std::atomic<std::uint32_t> faults{0};    // brokers in a row that died by their own fault soon after their start
+  std::atomic<std::uint32_t> hung{0};      // 1: keepers have killed the last one, because it hung
 };
 
 struct Keep {
@@ -57,7 +60,7 @@ struct Keep {
   std::int64_t hang = 10'000'000'000;  // ns at work without a step, after which a broker hangs
 };
 
-inline constexpr std::uint32_t kBeginsAtMost = 3;
+inline constexpr std::uint32_t kBeginsAtMost = 3, kFaultsAtMost = 3;
 // One broker's share.
 struct Life {
   Board* board = nullptr;
@@ -71,8 +74,11 @@ struct Life {
     board->unserved.store(0, std::memory_order_release);
     board->served.store(1, std::memory_order_release);
   }
+  void step() const { board->beat += 2; }  // on a busy host a start may take its time
   // Counts this one. Returns how many before it in a row have not served. The kernel may kill each of them for memory.
-  std::uint32_t begins() const { return board->unserved.fetch_add(1, std::memory_order_acq_rel); }
+  std::uint32_t begins() const;
+  // No session goes on: a request that its client sends again to each broker may be the fault that ends them.
+  bool ends_sessions() const { return board->faults.load(std::memory_order_acquire) >= kFaultsAtMost; }
   // The books to begin from, or -1. Three brokers in a row that began from them and died by their own fault give them
   // up: else a fault that they cause would come again for ever. A kill from outside never costs them.
   int last_books() const;

@@ -288,7 +288,10 @@ void Loader::watch(const books::WatchRecord& record) {
     default:
       break;
   }
-  if (!target) return;
+  if (!target) {  // what it watched is lost: a gap tells its client to look again
+    ++session->sequence;
+    return;
+  }
   Watch& watch = add_watch(ledger_.watches, *session, record.id, static_cast<shmbw_watch_kind>(record.kind),
                            record.events, *target, session->account.take(Resource::watches, 1));
   watch.region = region;

@@ -89,6 +89,11 @@ class Engine {
   virtual Sys<void> run_once(std::int64_t timeout) = 0;
   // Odd while this thread is at work, even while it waits (keep/keeper.hpp). Without keepers nobody looks.
   void tell_beat(std::atomic<std::uint32_t>& beat) { beat_ = &beat; }
+  // Still at work: between the parts of a start that may take long.
+  void step() {
+    next_beat();
+    next_beat();
+  }
 
  protected:
   void at_rest() { next_beat(); }

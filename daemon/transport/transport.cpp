@@ -66,8 +66,10 @@ void Transport::take_over() {
     connection.index = connections_.size() - 1;
     connection.born = now();
     if (!connection.take_over(open)) over.push_back(take_out(connections_, connection.index));
+    engine_.step();
   }
   books_->begun();
+  engine_.step();
 }
 
 Sys<void> Transport::listen_on(Fd socket, bool admin) {

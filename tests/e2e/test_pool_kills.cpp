@@ -39,8 +39,6 @@ struct Content {
   std::uint32_t producer = 0, number = 0;
 };
 
-BrokerOptions sessions_resume() { return with_keepers("auto", "resume"); }
-
 // Every fourth message is in a slot, the others in their cell.
 void produce(const World& world, Model& model, std::uint32_t me) {
   const Session session = world.connect();
@@ -90,7 +88,7 @@ std::string wrong(const Model& model, std::uint32_t producer, std::uint32_t sent
 
 TEST_CASE("producers and consumers of a pool go on while their broker is killed, and no message is lost or doubled") {
   NEEDS_KEEPERS();
-  World world(sessions_resume());
+  World world(with_keepers());
   const Processes processes(world.broker());
   const Shared<Model> model{support::Zeros{}};
   const Gate made;
@@ -158,8 +156,8 @@ TEST_CASE("producers and consumers of a pool go on while their broker is killed,
 TEST_CASE(
     "a pool goes on without a broker, and with the one after those that were killed at each call of their start") {
   NEEDS_KEEPERS();
-  constexpr int kLives = 100;                                                             // a start has more calls
-  World world(with_keepers("auto", "resume;die_each=" + std::to_string(kLives) + ":1"));  // the first one serves
+  constexpr int kLives = 100;                                                      // a start has more calls
+  World world(with_keepers("auto", "die_each=" + std::to_string(kLives) + ":1"));  // the first one serves
   const Processes processes(world.broker());
   const Session first = world.connect(), second = world.connect();
   first.create_group({.name = "job"});

@@ -1,9 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions that outlive their broker: it is killed under its keepers, and no client notices anything but the time.
+// Sessions that outlive their broker: it is killed under its keepers, and no client notices anything but the time. The
+// clients know what they must have. In the short form some tens of brokers are killed. SHMBROKER_RESUME_KILLS=1000 is
+// the long form, of some minutes.
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <deque>
+#include <optional>
+#include <random>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/e2e/kept_daemon.hpp"
 #include "tests/e2e/support.hpp"
@@ -14,8 +26,9 @@ using namespace e2e;
 
 namespace {
 
-BrokerOptions resuming(const std::string& engine = "auto", const std::string& more = "") {
-  return with_keepers(engine, more.empty() ? "resume" : "resume;" + more);
+int kills() {
+  const char* asked = std::getenv("SHMBROKER_RESUME_KILLS");
+  return asked != nullptr ? std::atoi(asked) : 40;
 }
 
 shmbw_status_reply books_of(BrokerFixture& broker) {
@@ -26,13 +39,224 @@ shmbw_status_reply books_of(BrokerFixture& broker) {
   return answer.fixed<shmbw_status_reply>();
 }
 
+constexpr int kClients = 4;
+constexpr std::size_t kMostRegions = 12;
+
+// What one client has, by its own account.
+struct Account {
+  std::atomic<std::uint64_t> rounds{0}, regions{0}, tickets{0}, watches{0};
+  std::atomic<bool> waits{false};
+};
+struct Stage {
+  std::array<Account, kClients> accounts;
+  std::atomic<bool> pause{false}, stop{false};
+
+  std::uint64_t rounds() const {
+    std::uint64_t sum = 0;
+    for (const Account& each : accounts) sum += each.rounds;
+    return sum;
+  }
+};
+
+// Does what a program does with regions, one call after the other. Each call must succeed, and what it has must be what
+// it was given: bytes, identities, names, uses of tickets.
+class Player {
+ public:
+  Player(const World& world, int index)
+      : index_(index), random_(static_cast<unsigned>(index) + 1), session_(world.connect()) {
+    const auto group = session_.create_group({.name = group_of(index)});
+    session_.join(group_of(index));
+    own_.push_back({session_.create(8 * KiB, {.name = "shared"}), seed_of(index), "shared", {}});
+    fill(own_.front().region.bytes(), own_.front().seed);
+    static_cast<void>(group);
+  }
+  void step();
+  void end();
+  // Whether the others have what this one attaches.
+  bool all_are_there() const {
+    for (int each = 0; each < kClients; ++each)
+      if (!session_.try_stat(group_of(each) + "/shared")) return false;
+    return true;
+  }
+  void tell(Account& account) const {
+    account.regions = own_.size();
+    account.tickets = tickets_.size();
+    account.watches = 0;
+    for (const Own& each : own_) account.watches += each.watch ? 1 : 0;
+  }
+
+ private:
+  struct Own {
+    Region region;
+    std::uint64_t seed;
+    std::string name;
+    std::optional<shmbroker::WatchId> watch;
+  };
+  struct Given {
+    Ticket ticket;
+    RegionId region;
+    std::uint64_t seed;
+    int uses;
+  };
+  static std::string group_of(int index) { return "g" + std::to_string(index); }
+  static std::uint64_t seed_of(int index) { return 1000 + static_cast<std::uint64_t>(index); }
+  std::size_t pick(std::size_t below) { return random_() % below; }
+  void create();
+  void release(std::size_t at);
+  void use_ticket();
+
+  int index_;
+  std::mt19937 random_;
+  Session session_;
+  std::vector<Own> own_;
+  std::vector<Given> tickets_;
+  std::uint64_t last_ = 0;
+};
+
+// Tickets would outlive their maker.
+void Player::end() {
+  for (const Given& each : tickets_) NEED_STATUS(session_.try_revoke(each.ticket), ok);
+}
+
+void Player::create() {
+  const std::uint64_t seed = seed_of(index_) * 1'000'000 + ++last_;
+  const std::string name = pick(2) == 0 ? "n" + std::to_string(last_) : "";
+  auto made = session_.try_create((1 + pick(4)) * 4 * KiB, {.name = name});
+  NEED_STATUS(made, ok);
+  own_.push_back({std::move(*made), seed, name, {}});
+  fill(own_.back().region.bytes(), seed);
+}
+
+// With its tickets, so that the region is gone afterwards.
+void Player::release(std::size_t at) {
+  Own& gone = own_[at];
+  const RegionId id = gone.region.id();
+  for (std::size_t i = tickets_.size(); i-- > 0;)
+    if (tickets_[i].region == id) {
+      NEED_STATUS(session_.try_revoke(tickets_[i].ticket), ok);
+      tickets_.erase(tickets_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  if (gone.watch) NEED_STATUS(session_.try_unwatch(*gone.watch), ok);
+  NEED(holds(gone.region.bytes(), gone.seed));
+  NEED_STATUS(gone.region.try_release(!gone.name.empty()), ok);
+  if (at + 1 != own_.size()) gone = std::move(own_.back());
+  own_.pop_back();
+}
+
+void Player::use_ticket() {
+  const std::size_t at = pick(tickets_.size());
+  const auto region = session_.try_attach(tickets_[at].ticket);
+  NEED_STATUS(region, ok);
+  NEED(region->id() == tickets_[at].region);
+  NEED(holds(region->bytes(), tickets_[at].seed));
+  if (--tickets_[at].uses == 0) tickets_.erase(tickets_.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
+void Player::step() {
+  const std::size_t at = pick(own_.size());
+  Own& own = own_[at];
+  switch (pick(8)) {
+    case 0:
+    case 1:
+      if (own_.size() < kMostRegions) create();
+      break;
+    case 2:
+      if (at != 0) release(at);
+      break;
+    case 3: {
+      const int uses = 1 + static_cast<int>(pick(3));
+      auto ticket = own.region.try_ticket(Rights::read, static_cast<std::uint32_t>(uses));
+      NEED_STATUS(ticket, ok);
+      tickets_.push_back({std::move(*ticket), own.region.id(), own.seed, uses});
+      break;
+    }
+    case 4:
+      if (!tickets_.empty()) use_ticket();
+      break;
+    case 5: {
+      const int other = static_cast<int>(pick(kClients));
+      const auto region = session_.try_attach(group_of(other) + "/shared");
+      NEED_STATUS(region, ok);
+      NEED(holds(region->bytes(), seed_of(other)));
+      break;
+    }
+    case 6: {
+      if (own.watch) {
+        NEED_STATUS(session_.try_unwatch(*std::exchange(own.watch, {})), ok);
+        break;
+      }
+      auto watch = session_.try_watch(own.region.id());
+      NEED_STATUS(watch, ok);
+      own.watch = watch->id;
+      break;
+    }
+    default: {
+      const auto found = session_.try_stat(own.region.id());
+      NEED_STATUS(found, ok);
+      NEED(RegionId::from_c(found->id) == own.region.id());
+      if (own.name.empty()) break;
+      const auto named = session_.try_attach(own.name);
+      NEED_STATUS(named, ok);
+      NEED(named->id() == own.region.id());
+      NEED(holds(named->bytes(), own.seed));
+    }
+  }
+}
+
+void play(const World& world, Stage& stage, int index) {
+  Player player(world, index);
+  Account& account = stage.accounts[static_cast<std::size_t>(index)];
+  NEED(eventually([&] { return player.all_are_there(); }));
+  for (; !stage.stop; ++account.rounds) {
+    player.step();
+    player.tell(account);
+    if (!stage.pause) continue;
+    account.waits = true;
+    while (stage.pause && !stage.stop) ::usleep(500);
+    account.waits = false;
+  }
+  player.end();
+  // All have what they attach until the last one has stopped.
+  account.waits = true;
+  NEED(eventually(
+      [&] { return std::ranges::all_of(stage.accounts, [](const Account& each) { return each.waits.load(); }); }));
+}
+
+// The books say what the clients say.
+void compare(BrokerFixture& broker, Stage& stage, const std::vector<Child>& clients) {
+  stage.pause = true;
+  REQUIRE(eventually([&] {
+    for (const Child& client : clients)
+      if (client.wait_ended(0)) return true;
+    return std::ranges::all_of(stage.accounts, [](const Account& each) { return each.waits.load(); });
+  }));
+  std::uint64_t regions = 0, tickets = 0, watches = 0;
+  for (const Account& each : stage.accounts) {
+    regions += each.regions;
+    tickets += each.tickets;
+    watches += each.watches;
+  }
+  shmbw_status_reply books{};
+  // A release is one way, and a session that the admin had is still being forgotten.
+  CHECK(eventually([&] {
+    books = books_of(broker);
+    return books.regions == regions && books.sessions == kClients + 1;
+  }));
+  CHECK(books.regions == regions);
+  CHECK(books.tickets == tickets);
+  CHECK(books.watches == watches);
+  CHECK(books.sessions == kClients + 1);
+  CHECK(books.groups == kClients);
+  stage.pause = false;
+}
+
 }  // namespace
 
 TEST_CASE("a session has its regions, names, tickets, watches and group with the next broker, and no call fails") {
   NEEDS_KEEPERS();
   for (const std::string& engine : harness::engines()) {
     CAPTURE(engine);
-    World world(resuming(engine));
+    World world(with_keepers(engine));
     const Processes processes(world.broker());
     const Session session = world.connect(), other = world.connect();
     session.create_group({.name = "job"});
@@ -82,11 +306,82 @@ TEST_CASE("a session has its regions, names, tickets, watches and group with the
   }
 }
 
+TEST_CASE("the broker is killed again and again under load: no client sees an error, and the books are right") {
+  NEEDS_KEEPERS();
+  for (const std::string& engine : harness::engines()) {
+    CAPTURE(engine);
+    World world(with_keepers(engine));
+    const Processes processes(world.broker());
+    Shared<Stage> stage;
+    std::vector<Child> clients;
+    for (int each = 0; each < kClients; ++each) clients.push_back(actor([&, each] { play(world, *stage, each); }));
+    REQUIRE(eventually(
+        [&] { return std::ranges::all_of(stage->accounts, [](const Account& each) { return each.rounds > 0; }); }));
+    pid_t broker = 0;
+    const int times = std::max(8, kills() / harness::kSlowdown);
+    for (int each = 0; each < times; ++each) {
+      broker = processes.await_broker(broker);
+      if (each % 8 == 0) {
+        std::array<std::uint64_t, kClients> before;
+        for (int i = 0; i < kClients; ++i) before[i] = stage->accounts[i].rounds;
+        REQUIRE(eventually([&] {
+          for (int i = 0; i < kClients; ++i)
+            if (stage->accounts[i].rounds == before[i] && !clients[i].wait_ended(0)) return false;
+          return true;
+        }));
+      } else if (each % 2 == 0) {
+        const std::uint64_t before = stage->rounds();
+        REQUIRE(eventually([&] { return stage->rounds() > before + each % 30; }));
+      }
+      ::usleep(static_cast<unsigned>(each % 23) * 100);
+      ::kill(broker, SIGKILL);
+      if (each % 10 == 9) compare(world.broker(), *stage, clients);
+    }
+    compare(world.broker(), *stage, clients);
+    stage->stop = true;
+    for (Child& client : clients) CHECK(client.wait() == 0);
+    MESSAGE(engine << ": " << times << " brokers killed, " << stage->rounds() << " rounds of work, no error");
+    CHECK(eventually([&] { return world.broker().descriptors() < 40; }));
+    CHECK(world.broker().log().find("own bug") == std::string::npos);
+  }
+}
+
+TEST_CASE("a session goes on when a broker has been killed at each call of its start, and of its first requests") {
+  NEEDS_KEEPERS();
+  const int kLives = kills() < 200 ? 320 : 800;
+  const Timeout patience = std::chrono::minutes(2);  // the first call waits for all that die as they begin
+  World world(with_keepers("auto", "die_each=" + std::to_string(kLives) + ":1"));  // the first one serves
+  const Processes processes(world.broker());
+  const Session session = world.connect();
+  const Region region = session.create(40 * KiB, {.name = "weights"});
+  fill(region.bytes(), 5);
+  ::kill(processes.await_broker(), SIGKILL);
+  // A broker that lives for so many rounds has made more than kLives calls, so it is none of those that die.
+  std::deque<Region> held;
+  pid_t broker = 0;
+  for (int round = 0, alive = 0; alive < 60; ++round) {
+    held.push_back(session.create(4096, {.timeout = patience}));
+    fill(held.back().bytes(), static_cast<std::uint64_t>(round));
+    const auto found = session.try_attach(region.id(), {.timeout = patience});
+    REQUIRE_MESSAGE(found, sentence_of(found));
+    REQUIRE(holds(found->bytes(), 5));
+    if (held.size() > 20) {
+      REQUIRE(holds(held.front().bytes(), static_cast<std::uint64_t>(round) - 20));
+      held.pop_front();
+    }
+    const pid_t now = processes.await_broker();
+    alive = now == std::exchange(broker, now) ? alive + 1 : 0;
+  }
+  CHECK(eventually([&] { return books_of(world.broker()).regions == held.size() + 1; }));
+  CHECK(world.broker().log().find("own bug") == std::string::npos);
+  CHECK(world.broker().log().find("is lost") == std::string::npos);
+}
+
 TEST_CASE("a process that dies while there is no broker is reclaimed by the next one") {
   NEEDS_KEEPERS();
   for (const std::string& engine : harness::engines()) {
     CAPTURE(engine);
-    World world(resuming(engine));
+    World world(with_keepers(engine));
     const Processes processes(world.broker());
     const Gate made;
     Child client = actor([&] {
@@ -114,7 +409,7 @@ TEST_CASE("a process that dies while there is no broker is reclaimed by the next
 
 TEST_CASE("a session without the feature ends with its broker, and others go on") {
   NEEDS_KEEPERS();
-  World world(resuming());
+  World world(with_keepers());
   const Processes processes(world.broker());
   const Session session = world.connect();
   const Region region = session.create(4096);
@@ -125,4 +420,30 @@ TEST_CASE("a session without the feature ends with its broker, and others go on"
   CHECK(raw.receive().kind == harness::RawPacket::Kind::end_of_file);
   CHECK(session.try_attach(region.id()));
   CHECK(eventually([&] { return books_of(world.broker()).regions == 1; }));
+}
+
+TEST_CASE("a forked child, and a process that connects, are served though brokers die as they begin") {
+  NEEDS_KEEPERS();
+  World world(with_keepers());
+  const Processes processes(world.broker());
+  const Session session = world.connect();
+  const Region region = session.create(4096);
+  fill(region.bytes(), 8);
+  pid_t broker = 0;
+  for (int each = 0; each < 10; ++each) {
+    std::vector<Child> children;
+    children.push_back(actor([&] {
+      const auto found = session.try_attach(region.id());  // a session of its own, that follows this one
+      NEED_STATUS(found, ok);
+      NEED(holds(found->bytes(), 8));
+    }));
+    children.push_back(actor([&] { NEED_STATUS(world.connect().try_create(4096), ok); }));
+    for (int more = 0; more < 3; ++more) {
+      broker = processes.await_broker(broker);
+      ::usleep(static_cast<unsigned>(each * 4 + more) * 250);
+      ::kill(broker, SIGKILL);
+    }
+    for (Child& child : children) CHECK(child.wait() == 0);
+    CHECK(session.try_attach(region.id()));
+  }
 }

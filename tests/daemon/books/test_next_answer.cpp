@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answer that a broker has committed and not sent comes from the next one. The first broker lives in this process,
-// and the next one in a forked process, which has a copy of the descriptors with the same numbers.
+// A session that goes on with the next broker. The answer that the last one has committed and not sent comes from
+// there. The first broker lives in this process, and the next one in a forked process, which has a copy of the
+// descriptors with the same numbers.
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -295,4 +297,48 @@ TEST_CASE("a batch that was served in part goes on with the next broker where it
     });
   }
   CHECK_FALSE(first.has_own_bug());
+}
+
+TEST_CASE("a session gets a gap from the next broker if what it watched is lost, and none where nothing was") {
+  const Pair pair;
+  Life first(pair.socket());
+  REQUIRE(first.serve(hello()) != nullptr);
+  Packet* const created = first.serve(batch_packet<shmbw_create>(SHMBW_OP_CREATE, 2, {{.length = 4096}}));
+  REQUIRE(created != nullptr);
+  const auto region = wire::BatchView::open(created->view())->element<shmbw_create_reply>(0)->region;
+  shmbw_ticket_create wish{};
+  wish.region = region;
+  wish.rights = kRead;
+  Packet* const made = first.serve(plain_packet(SHMBW_OP_TICKET_CREATE, 3, wish));
+  REQUIRE(made != nullptr);
+  shmbw_watch watch{};
+  watch.kind = SHMBW_WATCH_KIND_REGION;
+  watch.events = SHMBW_WATCH_EVENT_GONE;
+  std::memcpy(watch.ticket, made->fixed<shmbw_ticket_create_reply>().ticket, sizeof watch.ticket);
+  Packet* const watched = first.serve(plain_packet(SHMBW_OP_WATCH, 4, watch));
+  REQUIRE(watched != nullptr);
+  REQUIRE(watched->status() == Status::ok);
+  // Without a lease: else the session would end with the region.
+  REQUIRE(first.serve(batch_packet<shmbw_release>(SHMBW_OP_RELEASE, 5, {{region, 1, 0}})) != nullptr);
+  const auto events = [](Life& next) {
+    std::string out;
+    for (const Packet& event : next.link.events)
+      out += event.op() == (SHMBW_EVENT | SHMBW_EVENT_RESUME) ? "resume "
+             : event.op() == (SHMBW_EVENT | SHMBW_EVENT_GAP)  ? "gap "
+                                                              : "other ";
+    return out;
+  };
+  with_next_broker(pair.socket(), [&](Life& next) { return events(next) == "resume " ? "" : events(next); });
+  int victim = -1;
+  {
+    const auto books = books::LastBooks::open(own_books());
+    REQUIRE(books);
+    for (const int number : books->numbers())
+      if (number != own_books() && number != pair.socket()) victim = number;
+  }
+  REQUIRE(victim >= 0);
+  const Fd kept = Fd::adopt(::dup(victim)), other = Fd::adopt(::memfd_create("other", 0));
+  REQUIRE(::dup2(other.get(), victim) == victim);
+  with_next_broker(pair.socket(), [&](Life& next) { return events(next) == "resume gap " ? "" : events(next); });
+  REQUIRE(::dup2(kept.get(), victim) == victim);
 }
