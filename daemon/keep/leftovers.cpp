@@ -93,8 +93,9 @@ void Leftovers::spare(const std::vector<int>& numbers) {
 }
 
 void Leftovers::close() {
+  // Not a doorbell: its other copies go on, with the clients or under a number that is booked.
   for (int number : numbers_)
-    if (!listens(number)) (void)::shutdown(number, SHUT_RDWR);
+    if (!listens(number) && !sys::is_pair_end(number)) (void)::shutdown(number, SHUT_RDWR);
   std::vector<Fd> first, last;
   for (int number : numbers_) (closes_at_once(number) ? first : last).push_back(Fd::adopt(number));
   numbers_.clear();

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -576,6 +577,23 @@ TEST_CASE("a file of a client whose close waits for ever holds up neither the ne
   }));
   stuck.release();
   ::close(ends[0]);
+}
+
+TEST_CASE("a doorbell of a client goes on where a copy of it is left over") {
+  const std::vector<keep::Known> known = keep::open_now();
+  int pair[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
+  const int copy = ::fcntl(pair[0], F_DUPFD_CLOEXEC, 3);
+  keep::Leftovers left(known);
+  CHECK(left.count() == 3);
+  left.spare({std::min(pair[0], pair[1]), std::max(pair[0], pair[1])});
+  left.close();
+  CHECK(eventually([&] { return ::fcntl(copy, F_GETFD) < 0; }));
+  char byte = 'x';
+  CHECK(::send(pair[1], &byte, 1, MSG_NOSIGNAL) == 1);
+  CHECK(::recv(pair[0], &byte, 1, MSG_DONTWAIT) == 1);
+  ::close(pair[0]);
+  ::close(pair[1]);
 }
 
 TEST_CASE("the service manager hears of a keeper that takes over") {
