@@ -44,6 +44,7 @@ bool is_area(int fd, std::uint64_t bytes) {
 
 std::string check_areas(const LastPool& last) {
   const pool::Shape shape = last.shape();
+  if (last.pool.group == 0) return "it has no group";
   if (!pool::valid(shape)) return "no pool has so many slots, lanes, queues or segments";
   if (last.pool.broken > static_cast<std::uint8_t>(pool::Broken::broker_ended)) return "it is over for no known reason";
   const auto not_its = [](std::int32_t fd, std::string_view what, std::uint64_t bytes) {

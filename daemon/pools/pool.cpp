@@ -697,10 +697,10 @@ void leave_pools_over(Pools& pools, Session& session) {
   }
 }
 
-Result<PoolArea> map_again(Fd memory, std::uint64_t bytes) {
-  auto map = Mapping::map(memory.get(), 0, bytes, Access::read_write);
-  if (!map) return system_failure(map.error(), "mapping the control memory of a pool");
-  return PoolArea{std::move(memory), std::move(*map)};
+Result<Mapping> map_again(int memory, std::uint64_t bytes) {
+  auto map = Mapping::map(memory, 0, bytes, Access::read_write);
+  if (!map) return system_failure(map.error(), "mapping the control memory of a pool of the last broker");
+  return std::move(*map);
 }
 
 void begin_repair(Pool& pool, std::uint32_t index) {

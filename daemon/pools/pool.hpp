@@ -151,7 +151,7 @@ void pool_changed(Pool& pool);
 void lanes_changed(Pools& pools, Pool& pool);
 
 // For a broker that makes pools from records (daemon/serve/load_pools.hpp).
-Result<PoolArea> map_again(Fd memory, std::uint64_t bytes);
+Result<Mapping> map_again(int memory, std::uint64_t bytes);
 void begin_repair(Pool& pool, std::uint32_t index);  // of a participant that is dead or has left
 // A process still maps it, and nothing will report the end of that process. So nothing in it may be given out again.
 void lose_pool(Pool& pool);

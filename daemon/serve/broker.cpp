@@ -47,7 +47,7 @@ class Broker final : public BrokerEvents {
   Sys<void> prepare() { return Closer::prepare(ledger_.regions.closer); }
   // At its end these books take the place of the last ones. Before, nothing is freed that the last ones name.
   Result<void> begin(const books::LastBooks* last) {
-    if (last) load_books(ledger_, *last);
+    if (last) SHMB_TRY_VOID(load_books(ledger_, *last));
     write_books(ledger_);
     if (ledger_.host.books.store.behind())
       return error(Status::no_memory, "no memory for the records of what the last broker has left");

@@ -57,7 +57,7 @@ Secret secret_of(const std::array<std::uint8_t, 16>& bytes) {
 class Loader {
  public:
   Loader(Ledger& ledger, const books::LastBooks& last) : ledger_(ledger), last_(last) {}
-  void load() {
+  Result<void> load() {
     each<books::TotalsRecord>(&Loader::totals);
     each<books::GroupRecord>(&Loader::group);
     each<books::RegionRecord>(&Loader::region);
@@ -69,8 +69,9 @@ class Loader {
     each<books::LeaseRecord>(&Loader::lease);
     each<books::TicketRecord>(&Loader::ticket);
     each<books::WatchRecord>(&Loader::watch);
-    load_pools(ledger_, last_);
+    SHMB_TRY_VOID(load_pools(ledger_, last_));
     load_answers(ledger_, last_);
+    return {};
   }
 
  private:
@@ -312,7 +313,7 @@ std::vector<std::uint64_t> ids_of(const Objects& objects) {
 
 }  // namespace
 
-void load_books(Ledger& ledger, const books::LastBooks& last) { Loader(ledger, last).load(); }
+Result<void> load_books(Ledger& ledger, const books::LastBooks& last) { return Loader(ledger, last).load(); }
 
 // Events may have been queued with the last broker, and how many is not known. So a gap tells the client to look again,
 // unless there never was an event.

@@ -18,6 +18,7 @@
 // process.
 #pragma once
 
+#include "base/result.hpp"
 #include "daemon/books/last_books.hpp"
 
 namespace shmb::daemon {
@@ -26,7 +27,7 @@ class Ledger;
 class Session;
 
 // Into a ledger that has nothing yet.
-void load_books(Ledger& ledger, const books::LastBooks& last);
+Result<void> load_books(Ledger& ledger, const books::LastBooks& last);
 // The session is taken over: tells its client so, before any other event.
 void tell_resume(Session& session);
 void end_loaded(Ledger& ledger);

@@ -3,7 +3,7 @@
 #include "daemon/serve/load_pools.hpp"
 
 #include <map>
-#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -136,30 +136,26 @@ void PoolLoader::hold(const books::HoldRecord& record) {
   ++region->pool_holds;
 }
 
-void load_pool(Ledger& ledger, const books::LastPool& last) {
+// Where a file cannot be mapped, nothing is adopted: the next start finds both numbers as they are.
+Result<void> load_pool(Ledger& ledger, const books::LastPool& last) {
   const pool::Shape shape = last.shape();
-  Group* const group = find_group(ledger.groups, last.pool.group);
-  auto directory = map_again(Fd::adopt(last.pool.directory), pool::directory_bytes(shape));
-  auto control = map_again(Fd::adopt(last.pool.control), pool::control_bytes(shape));
-  if (!group || !directory || !control) {
-    const std::string why = !group       ? "its group is lost"
-                            : !directory ? directory.error().sentence
-                                         : control.error().sentence;
-    return ledger.host.log(3, "pool " + std::to_string(last.pool.id) + " of the last broker is lost: " + why);
-  }
+  Group& group = *find_group(ledger.groups, last.pool.group);
+  SHMB_TRY(directory, map_again(last.pool.directory, pool::directory_bytes(shape)));
+  SHMB_TRY(control, map_again(last.pool.control, pool::control_bytes(shape)));
   const std::string_view name = text_of(last.pool.name);
-  const std::uint64_t bytes = directory->map.size() + control->map.size();
-  Account& account = group->account;
+  const std::uint64_t bytes = directory.size() + control.size();
+  Account& account = group.account;
   Pool& pool = add_pool(ledger.pools, {.id = last.pool.id,
-                                       .group = *group,
+                                       .group = group,
                                        .name = name,
                                        .shape = shape,
-                                       .directory = std::move(*directory),
-                                       .control = std::move(*control),
+                                       .directory = {Fd::adopt(last.pool.directory), std::move(directory)},
+                                       .control = {Fd::adopt(last.pool.control), std::move(control)},
                                        .regions_charge = account.take(Resource::regions, kRegionsOfPool),
                                        .bytes_charge = account.take(Resource::bytes, bytes),
                                        .name_charge = name.empty() ? Charge() : account.take(Resource::names, 1)});
   PoolLoader(ledger, last, pool).load();
+  return {};
 }
 
 template <class Body>
@@ -172,8 +168,9 @@ void each_pool(Ledger& ledger, Body body) {
 
 }  // namespace
 
-void load_pools(Ledger& ledger, const books::LastBooks& last) {
-  for (const books::LastPool& pool : last.pools()) load_pool(ledger, pool);
+Result<void> load_pools(Ledger& ledger, const books::LastBooks& last) {
+  for (const books::LastPool& pool : last.pools()) SHMB_TRY_VOID(load_pool(ledger, pool));
+  return {};
 }
 
 void lose_pools_of(Ledger& ledger, const Session& session) {

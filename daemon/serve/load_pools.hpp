@@ -9,6 +9,7 @@
 // A repair leaves nothing that must be known: the one of a participant that is dead or has left begins again.
 #pragma once
 
+#include "base/result.hpp"
 #include "daemon/books/last_books.hpp"
 
 namespace shmb::daemon {
@@ -16,7 +17,9 @@ namespace shmb::daemon {
 class Ledger;
 class Session;
 
-void load_pools(Ledger& ledger, const books::LastBooks& last);
+// Fails where a pool cannot be mapped, for want of memory or of address space. The broker ends then, and the next one
+// tries again.
+Result<void> load_pools(Ledger& ledger, const books::LastBooks& last);
 // Its process may live on, and nothing will report its end: the pools in which it is end for all.
 void lose_pools_of(Ledger& ledger, const Session& session);
 // The last step. Sessions that cannot go on have ended.

@@ -25,6 +25,7 @@
 #include "tests/daemon/books/records_fixture.hpp"
 #include "tests/harness/child.hpp"
 #include "tests/harness/each_instruction.hpp"
+#include "tests/harness/injected.hpp"
 #include "tests/harness/skip.hpp"
 
 using namespace shmb;
@@ -382,6 +383,7 @@ TEST_CASE("a pool whose records contradict each other is left out with a sentenc
   bend(0, "is not its directory of", +[](Pool& it) { it.directory = STDERR_FILENO; });
   bend(0, "is not its directory of", +[](Pool& it) { it.directory = -1; });
   bend(0, "is not its control area of", +[](Pool& it) { it.control = -1; });
+  bend(0, "it has no group", +[](Pool& it) { it.group = 0; });
   bend(0, "is over for no known reason", +[](Pool& it) { it.broken = 9; });
   bend(0, "slots, and not 9", +[](Pool& it) { it.slots = 9; });
   bend(0, "has a serial that was not given out", +[](Pool& it) { it.last_lane_serial = 1; });
@@ -419,7 +421,7 @@ TEST_CASE("a pool whose records contradict each other is left out with a sentenc
   bend(0, "does not lie in the memory of lanes", +[](Lane& it) { it.offset += 1; });
   bend(0, "does not lie in the memory of lanes", +[](Lane& it) { it.offset = UINT64_MAX - 127; });
   bend(0, "two of its lanes overlap", +[](Lane& it) { it.offset += 128; });
-  CHECK(changes == 42);
+  CHECK(changes == 43);
   other.close();
   world.advance(2000 * kSecond);
 }
@@ -582,4 +584,31 @@ TEST_CASE(
   CHECK(early == 0);
   CHECK(seen_it);
   CHECK(stops > 1000);
+}
+
+TEST_CASE("where a pool cannot be mapped the broker does not begin, and the next one finds all as it was") {
+  World world;
+  world.check_at_end = false;
+  Kept kept(world);
+  const int number = own_books();
+  auto child = harness::Child::run([&] {
+    const auto opened = LastBooks::open(number);
+    if (!opened || opened->pools().size() != 1) return 2;
+    int refused = 0;
+    for (int nth = 1; nth < 200; ++nth) {
+      daemon::BrokerFacts facts;
+      facts.now = [&] { return world.now; };
+      const harness::Injected broken(fault::Call::mmap, ENOMEM, nth);
+      auto begun = daemon::make_broker(private_config(), std::move(facts), &*opened);
+      if (begun) {
+        (void)begun->release();       // its end would close what the other brokers name
+        return refused == 2 ? 0 : 3;  // the directory and the control area
+      }
+      refused += has(begun.error().sentence, "mapping the control memory of a pool of the last broker");
+      const auto again = LastBooks::open(number);
+      if (!again || again->pools().size() != 1 || !again->losses().empty()) return 4;
+    }
+    return 5;
+  });
+  CHECK(child.wait() == 0);
 }
