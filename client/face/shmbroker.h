@@ -29,8 +29,9 @@
  *  - An address is "UID:GROUP/NAME", "GROUP/NAME" (own uid) or "NAME"; GROUP may be "@id". A NAME is looked up in the
  *    session's own group, and where that does not have it in the user's group, "shell-<uid>" (shmb_group_join_user).
  *  - A signal does not end a call, except in a thread that has asked for it with shmb_thread_interruptible.
- *  - A session is lost for good when the broker goes away (SHMB_E_SESSION_LOST). Mappings stay valid, and calls that
- *    need the broker fail at once. The caller connects again when it likes.
+ *  - A session is lost for good when the broker goes away (SHMB_E_SESSION_LOST), unless keepers start another one that
+ *    goes on with it. Mappings stay valid, and calls that need the broker fail at once. The caller connects again when
+ *    it likes.
  */
 #ifndef SHMBROKER_H
 #define SHMBROKER_H

@@ -8,8 +8,8 @@
 // - The broker ends by a signal or with an error: the main keeper starts the next one as a copy of itself. The memory
 //   of the keeper is clean: no client has ever changed it. The listening sockets stay open, so a client that connects
 //   meanwhile waits for a moment. The next broker begins from the books of its predecessor
-//   (daemon/serve/load_books.hpp). It closes the other descriptors that this one left open (leftovers.hpp), so each
-//   client of the dead broker sees end of file.
+//   (daemon/serve/load_books.hpp), and goes on with the sessions that can. It closes the other descriptors that this
+//   one left open (leftovers.hpp), so a client whose session cannot go on sees end of file.
 // - A keeper ends: the other keeper starts a new one. The broker never does, because its memory is not clean.
 // - The broker ends in order, or by its own fault before any broker has served: both keepers end too, with its status.
 //
