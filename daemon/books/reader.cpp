@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <set>
 #include <span>
 #include <string_view>
@@ -167,6 +166,32 @@ class Records {
   const Parts& parts_;
 };
 
+std::string who_is(const Records::Place& at) {
+  return std::string(kRecordKinds[at.number - 1].name) + " " + number(id_of(at.record)) + " (place " +
+         number(at.place) + ")";
+}
+
+// Numbers that are all added first, and asked for afterwards. Mostly they come in order.
+class Numbers {
+ public:
+  void add(std::uint64_t number) {
+    sorted_ = sorted_ && (all_.empty() || all_.back() <= number);
+    all_.push_back(number);
+  }
+  void sort() {
+    if (!std::exchange(sorted_, true)) std::ranges::sort(all_);
+  }
+  bool contains(std::uint64_t number) const { return std::ranges::binary_search(all_, number); }
+  bool has_twice() const { return std::ranges::adjacent_find(all_) != all_.end(); }
+  bool has_twice(std::uint64_t number) const { return std::ranges::equal_range(all_, number).size() > 1; }
+  bool empty() const { return all_.empty(); }
+  std::uint64_t highest() const { return all_.back(); }
+
+ private:
+  std::vector<std::uint64_t> all_;
+  bool sorted_ = true;
+};
+
 }  // namespace
 
 Result<Head> read_head(std::span<const std::byte> front, std::uint64_t bytes) {
@@ -234,14 +259,14 @@ std::vector<std::string> Reader::problems() const {
     tell("there was no memory for what the broker has done since transaction " + number(load(words.committed)) +
          ": replies and events have left that the records do not show");
   else if (behind != 0) tell("the word `behind` is " + number(behind) + ", neither 0 nor 1");
-  std::array<std::set<std::uint64_t>, kMostKinds> ids;
-  std::map<std::int32_t, std::string> descriptors;
+  std::array<Numbers, kMostKinds> ids;
+  std::vector<std::pair<std::int32_t, Records::Place>> descriptors;
   std::array<std::uint32_t, kMostKinds> counted{};
   records.each([&](const Records::Place& at) {
     const RecordKind& kind = kRecordKinds[at.number - 1];
     const std::uint32_t size = records.size(at.number);
     const std::uint64_t id = id_of(at.record);
-    const auto who = [&] { return std::string(kind.name) + " " + number(id) + " (place " + number(at.place) + ")"; };
+    const auto who = [&] { return who_is(at); };
     if (id == 0) {
       if (!all_zero(at.record, size))
         tell("place " + number(at.place) + " of the records of kind " + std::string(kind.name) + " is not empty");
@@ -249,18 +274,32 @@ std::vector<std::string> Reader::problems() const {
     }
     ++counted[at.number - 1];
     if (!records.sound(at)) return tell(who() + ": the checksum is wrong");
-    if (!ids[at.number - 1].insert(id).second && !kind.ids_repeat) tell(who() + ": another record has this id");
+    ids[at.number - 1].add(id);
     for (const Field& field : kind.fields) {
       const std::uint64_t value = value_of(at.record, size, field);
       if (field.type == Type::truth && value > 1)
         tell(who() + ": " + std::string(field.name) + " is " + number(value) + ", neither 0 nor 1");
       if (field.type != Type::descriptor) continue;
       const auto fd = static_cast<std::int32_t>(value);
-      if (fd < 0) continue;
-      const auto [there, fresh] = descriptors.try_emplace(fd, who());
-      if (!fresh) tell(who() + ": descriptor " + std::to_string(fd) + " belongs to " + there->second);
+      if (fd >= 0) descriptors.emplace_back(fd, at);
     }
   });
+  std::ranges::stable_sort(descriptors, {}, &std::pair<std::int32_t, Records::Place>::first);
+  for (std::size_t i = 1; i < descriptors.size(); ++i) {
+    const auto& [fd, at] = descriptors[i];
+    const auto& [before, owner] = descriptors[i - 1];
+    if (fd == before) tell(who_is(at) + ": descriptor " + std::to_string(fd) + " belongs to " + who_is(owner));
+  }
+  for (std::uint32_t kind = 1; kind <= records.kinds; ++kind) {
+    Numbers& known = ids[kind - 1];
+    known.sort();
+    if (kRecordKinds[kind - 1].ids_repeat || !known.has_twice()) continue;
+    std::set<std::uint64_t> seen;
+    records.each_of(kind, [&](const Records::Place& at) {
+      const std::uint64_t id = id_of(at.record);
+      if (id != 0 && known.has_twice(id) && !seen.insert(id).second) tell(who_is(at) + ": another record has this id");
+    });
+  }
   records.each([&](const Records::Place& at) {
     if (id_of(at.record) == 0) return;
     const RecordKind& kind = kRecordKinds[at.number - 1];
@@ -286,7 +325,7 @@ std::vector<std::string> Reader::problems() const {
       const std::string_view counter = kRecordKinds[kind - 1].counter;
       if (counter.empty() || ids[kind - 1].empty()) continue;
       const std::uint64_t most = value_of(record, size, field_of(kTotals, counter));
-      if (const std::uint64_t highest = *ids[kind - 1].rbegin(); highest > most)
+      if (const std::uint64_t highest = ids[kind - 1].highest(); highest > most)
         tell(std::string(kRecordKinds[kind - 1].name) + " " + number(highest) + ": the last id that was given out is " +
              number(most));
     }

@@ -112,10 +112,12 @@ Result<Store> Store::make(const Shape& shape) {
 
 bool Store::journal_room(std::uint64_t bytes) {
   if (bytes <= journal_ready_) return true;
-  if (bytes > head_.journal_bytes ||
-      !give_memory(journal_, head_.journal, head_.journal_bytes, journal_ready_, bytes - journal_ready_))
-    return false;
-  journal_ready_ = bytes;
+  if (bytes > head_.journal_bytes) return false;
+  // An eighth more, and whole pages, so that a long transaction does not ask the kernel for each record.
+  const std::uint64_t ready =
+      std::min(round_up(std::max(bytes, journal_ready_ + journal_ready_ / 8)), head_.journal_bytes);
+  if (!give_memory(journal_, head_.journal, head_.journal_bytes, journal_ready_, ready - journal_ready_)) return false;
+  journal_ready_ = ready;
   return true;
 }
 

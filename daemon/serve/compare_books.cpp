@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -11,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "daemon/serve/ledger.hpp"
 #include "daemon/serve/records.hpp"
@@ -221,21 +223,32 @@ void compare_sums(Ledger& ledger, const Tell& tell) {
 // Objects and records say the same of a number that was closed elsewhere, so the kernel is asked. A number that two
 // records name is closed, too: the second one got it from the kernel.
 void compare_descriptors(const books::Store& store, const Tell& tell) {
-  std::map<std::int32_t, std::string> owners;
-  for (std::uint32_t number = 1; number <= books::kRecordKinds.size(); ++number) {
-    const books::RecordKind& kind = books::kRecordKinds[number - 1];
-    store.each(number, [&](std::uint32_t, const std::byte* record) {
-      for (const books::Field& field : kind.fields) {
-        if (field.type != books::Type::descriptor) continue;
+  struct Owned {
+    std::int32_t fd;
+    std::uint32_t kind, field;
+    std::uint64_t id;
+    std::string who() const {
+      const books::RecordKind& owner = books::kRecordKinds[kind - 1];
+      return std::string(owner.name) + " " + std::to_string(id) + ": " + std::string(owner.fields[field].name) + " " +
+             std::to_string(fd);
+    }
+  };
+  std::vector<Owned> all;
+  for (std::uint32_t kind = 1; kind <= books::kRecordKinds.size(); ++kind) {
+    const auto& fields = books::kRecordKinds[kind - 1].fields;
+    for (std::uint32_t field = 0; field < fields.size(); ++field) {
+      if (fields[field].type != books::Type::descriptor) continue;
+      store.each(kind, [&](std::uint32_t, const std::byte* record) {
         std::int32_t fd = -1;
-        std::memcpy(&fd, record + field.offset, sizeof fd);
-        if (fd < 0) continue;
-        const std::string who = std::string(kind.name) + " " + std::to_string(books::id_of(record)) + ": " +
-                                std::string(field.name) + " " + std::to_string(fd);
-        if (::fcntl(fd, F_GETFL) < 0) tell(who + " is closed");
-        if (const auto [at, fresh] = owners.try_emplace(fd, who); !fresh) tell(who + " is that of " + at->second);
-      }
-    });
+        std::memcpy(&fd, record + fields[field].offset, sizeof fd);
+        if (fd >= 0) all.push_back({fd, kind, field, books::id_of(record)});
+      });
+    }
+  }
+  std::ranges::stable_sort(all, {}, &Owned::fd);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (::fcntl(all[i].fd, F_GETFL) < 0) tell(all[i].who() + " is closed");
+    if (i > 0 && all[i - 1].fd == all[i].fd) tell(all[i].who() + " is that of " + all[i - 1].who());
   }
 }
 
