@@ -19,7 +19,7 @@ EXPECTED = (
     [f"{what}.{size}" for what in ("create", "attach", "attach_read_only") for size in SIZES]
     + [f"create_populated.{size}" for size in ("4KiB", "1MiB")]
     + [f"requests.epoll.{what}.{count}" for what in ("plain", "descriptor") for count in (1, 16, 64)]
-    + ["fresh.64MiB", "memory.idle", "memory.per_region", "storm.killed_clients"]
+    + ["fresh.64MiB", "memory.idle", "memory.per_region", "storm.killed_clients", "restart.next_request"]
     + ["reclaim.64MiB", "reclaim.64MiB.4KiB_pages"]
     + [f"hop.inline.{how}" for how in ("spinning", "asleep")]
     + [f"hop.slot.{size}.{how}" for size in ("64B", "4KiB", "1MiB", "16MiB") for how in ("spinning", "asleep")]

@@ -8,8 +8,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <string>
 
 #include "spawn/face/shmbroker_spawn.h"
+#include "tools/benchmarks/floors/bare_restart.hpp"
 #include "tools/benchmarks/kit/process.hpp"
 #include "tools/benchmarks/kit/report.hpp"
 
@@ -28,6 +30,8 @@ int main(int argc, char** argv) {
     if (argc == 2) _exit(status);  // of the fork server: as its floor ends, which runs no destructors
     return status;
   }
+  if (argc == 6 && strcmp(argv[1], kBareKeeper) == 0)
+    return bare_keeper(argv[2], std::stoi(argv[3]), std::stoi(argv[4]), std::stoi(argv[5]));
   CLI::App app{"Measures shmbroker against floors and peers in the same run."};
   std::vector<std::string> names;
   std::string json;

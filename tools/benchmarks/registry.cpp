@@ -10,6 +10,7 @@ void run_fresh(Bench&);
 void run_memory(Bench&);
 void run_storm(Bench&);
 void run_reclaim(Bench&);
+void run_restart(Bench&);
 void run_hop(Bench&);
 void run_latency(Bench&);
 void run_shared_core(Bench&);
@@ -37,6 +38,8 @@ std::span<const Family> families() {
       {"memory", "what the broker itself takes", run_memory},
       {"storm", "1,000 clients with 10 regions each killed at once", run_storm},
       {"reclaim", "one killed client's 64 MiB until they are free", run_reclaim},
+      {"restart", "SIGKILL of a broker with keepers to the next served request, and what keepers and broker take",
+       run_restart},
       {"hop", "one message from process to process, against a bare cache line and a bare futex", run_hop},
       {"latency", "percentiles of a hop, pinned and not, idle and beside computing processes", run_latency},
       {"shared_core", "one message between two processes on one core, against a bare futex there", run_shared_core},

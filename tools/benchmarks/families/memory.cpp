@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 
 #include "tools/benchmarks/floors/bare_memory.hpp"
@@ -21,24 +20,6 @@ namespace shmb::bench {
 namespace {
 
 constexpr double kMiB = 1048576;
-
-double slab_in_use() {
-  std::ifstream in("/proc/meminfo");
-  std::string word;
-  double kib = 0;
-  while (in >> word)
-    if (word == "Slab:") in >> kib;
-  return kib * 1024;
-}
-
-// Kernel bytes per memfd, without the page behind it.
-double bare_bytes_per_region(std::size_t count) {
-  std::vector<Fd> regions;
-  regions.reserve(count);
-  double before = slab_in_use();
-  for (std::size_t i = 0; i < count; ++i) regions.push_back(bare_region(4096));
-  return std::max(1.0, (slab_in_use() - before) / static_cast<double>(count));
-}
 
 // A map with as little in it as a table of references can do with: two ids, owner, user, state, age.
 double bare_bytes_per_reference(std::size_t count) {

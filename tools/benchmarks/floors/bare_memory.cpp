@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -34,6 +35,15 @@ std::size_t available() {
   return kib * KiB;
 }
 
+double slab_in_use() {
+  std::ifstream in("/proc/meminfo");
+  std::string word;
+  double kib = 0;
+  while (in >> word)
+    if (word == "Slab:") in >> kib;
+  return kib * 1024;
+}
+
 }  // namespace
 
 Fd bare_region(std::size_t bytes) {
@@ -44,6 +54,14 @@ Fd bare_region(std::size_t bytes) {
   must(ftruncate(fd, static_cast<off_t>(bytes)), "ftruncate");
   must(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), "F_ADD_SEALS");
   return Fd::adopt(fd);
+}
+
+double bare_bytes_per_region(std::size_t count) {
+  std::vector<Fd> regions;
+  regions.reserve(count);
+  double before = slab_in_use();
+  for (std::size_t i = 0; i < count; ++i) regions.push_back(bare_region(4096));
+  return std::max(1.0, (slab_in_use() - before) / static_cast<double>(count));
 }
 
 Fd reopen_read_only(int fd) {

@@ -18,6 +18,8 @@ inline constexpr std::size_t KiB = 1024, MiB = 1024 * KiB, GiB = 1024 * MiB;
 // memfd_create + ftruncate + fchmod + seals: what makes a region safe to hand out (law 6).
 Fd bare_region(std::size_t bytes);
 
+double bare_bytes_per_region(std::size_t count);  // of the kernel, without the page behind it
+
 class BareMap {
  public:
   BareMap() = default;

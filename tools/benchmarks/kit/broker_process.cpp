@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,6 +31,11 @@ BrokerProcess BrokerProcess::start_system(const Settings& settings, Core core, c
   must(write(file.get(), kLimits.data(), kLimits.size()), "write the configuration");
   return start_with(settings, core, engine, {"--system", "--user", std::to_string(uid), "--config", config}, false,
                     "/system");
+}
+
+void BrokerProcess::end() {
+  child_.kill(SIGTERM);
+  if (const int status = child_.wait(); status != 0) give_up("the broker ended with status " + std::to_string(status));
 }
 
 BrokerProcess BrokerProcess::start_with(const Settings& settings, Core core, const std::string& engine,

@@ -19,6 +19,8 @@ class BrokerProcess {
   // A system broker that runs as `uid`: for clients of several users. Only root can start it.
   static BrokerProcess start_system(const Settings& settings, Core core, const std::string& engine, unsigned uid);
   const std::string& socket() const { return socket_; }
+  // In order, by SIGTERM. A broker with keepers has to end so: its keepers replace each of the three that is killed.
+  void end();
   pid_t pid() const { return child_.pid(); }
   const std::string& engine() const { return engine_; }  // the one in use
 

@@ -211,6 +211,13 @@ std::size_t memory_of(pid_t pid, Memory what) {
   return *kib * 1024;
 }
 
+std::optional<std::size_t> proportional_memory_of(pid_t pid) {
+  const auto kib = kib_in(fmt::format("/proc/{}/smaps_rollup", pid), "Pss");
+  errno = 0;
+  if (!kib) return std::nullopt;
+  return *kib * 1024;
+}
+
 TemporaryFolder::TemporaryFolder() {
   const char* base = getenv("TMPDIR");
   path_ = std::string(base != nullptr ? base : "/tmp") + "/shmbroker-bench.XXXXXX";

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,6 +71,8 @@ Fd receive_fd(int socket, void* data, std::size_t size);
 double process_cpu_us(pid_t pid);  // CPU time of all its threads
 enum class Memory { resident, anonymous };
 std::size_t memory_of(pid_t pid, Memory what);  // bytes
+// Its share of pages that several processes have counts for each of them. nullopt: only root may look.
+std::optional<std::size_t> proportional_memory_of(pid_t pid);
 
 // A private folder that goes with the bench.
 class TemporaryFolder {

@@ -102,6 +102,29 @@ WireSession::Created WireSession::create(std::size_t count, std::uint64_t length
   return created;
 }
 
+void WireSession::create_kept(std::size_t count, std::uint64_t length, const std::string& prefix) {
+  std::vector<std::byte> request(SHMBW_MAX_MESSAGE);
+  wire::Writer writer(request);
+  writer.begin_batch<shmbw_create>(SHMBW_OP_CREATE, 2, count);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < count; ++i) {
+    names.push_back(prefix + std::to_string(i));
+    shmbw_create item{};
+    item.length = length;
+    item.keep = 120'000'000'000;  // so that a bench which fails leaves nothing for ever
+    item.flags = SHMBW_CREATE_KEEP_GIVEN;
+    item.name_len = static_cast<std::uint16_t>(names.back().size());
+    writer.element(i, item);
+  }
+  for (const std::string& name : names) writer.text(name);
+  std::vector<Fd> fds;
+  auto batch = wire::BatchView::open(call(writer.finish(0), &fds));
+  for (std::size_t i = 0; i < count; ++i) {
+    auto element = batch ? batch->element<shmbw_create_reply>(i) : std::unexpected(Status::protocol);
+    if (!element || element->outcome.status != 0) give_up("the broker refused a region with a name");
+  }
+}
+
 void WireSession::release(const std::vector<shmbw_region_ref>& regions) {
   for (std::size_t from = 0; from < regions.size(); from += SHMBW_MAX_BATCH) {
     std::size_t count = std::min<std::size_t>(SHMBW_MAX_BATCH, regions.size() - from);

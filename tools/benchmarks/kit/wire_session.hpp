@@ -22,6 +22,8 @@ class WireSession {
     std::vector<Fd> fds;
   };
   Created create(std::size_t count, std::uint64_t length);  // up to 253, unnamed
+  // So many regions with names that begin so. They stay for two minutes after the session's end.
+  void create_kept(std::size_t count, std::uint64_t length, const std::string& prefix);
   void release(const std::vector<shmbw_region_ref>& regions);
   shmbw_status_reply status();
   // Requests of the greatest length, more than an engine has receive buffers: each of its pages has then been used.
