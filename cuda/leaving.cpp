@@ -45,6 +45,11 @@ void before_disconnect(client::Session& session) noexcept {
 
 }  // namespace
 
+Leaving::Line::Line() noexcept = default;
+Leaving::Line::Line(Line&& other) noexcept
+    : first_(std::move(other.first_)),
+      last_(std::exchange(other.last_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 Leaving::Line::~Line() = default;
 
 void Leaving::Line::add(std::unique_ptr<Region> region) noexcept {

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <utility>
 
 #include "cuda/abi.hpp"
 
@@ -36,11 +35,8 @@ class Leaving {
   // Regions in the order in which they left.
   class Line {
    public:
-    Line() = default;
-    Line(Line&& other) noexcept
-        : first_(std::move(other.first_)),
-          last_(std::exchange(other.last_, nullptr)),
-          size_(std::exchange(other.size_, 0)) {}
+    Line() noexcept;
+    Line(Line&& other) noexcept;
     Line& operator=(Line&&) = delete;
     ~Line();
 

@@ -25,7 +25,7 @@ static_assert(std::is_same_v<decltype(std::declval<Result<int>>().value()), int>
 TEST_CASE("value_or gives the value, or the other, also of types that only move") {
   CHECK(Result<int>(7).value_or(1) == 7);
   CHECK(Result<int>(Error(Status::busy)).value_or(1) == 1);
-  const Result<std::string> text("there"), none(Error(Status::busy));
+  const Result<std::string> text("there"), none{Error(Status::busy)};
   CHECK(text.value_or("other") == "there");
   CHECK(none.value_or("other") == "other");
   Result<std::unique_ptr<int>> owner(std::make_unique<int>(3));
@@ -63,7 +63,7 @@ TEST_CASE("transform changes the value, or_else and transform_error the error") 
   int seen = 0;
   CHECK(Result<int>(2).transform([&](int value) { seen = value; }).has_value());
   CHECK(seen == 2);
-  const Result<int> busy(Error(Status::busy));
+  const Result<int> busy{Error(Status::busy)};
   CHECK(busy.transform([](int) { return 1; }).error().status() == Status::busy);
   CHECK(busy.or_else([](const Error&) { return Result<int>(9); }).value() == 9);
   CHECK(Result<int>(1).or_else([](const Error&) { return Result<int>(9); }).value() == 1);
@@ -101,12 +101,12 @@ TEST_CASE("an assignment ends the value that was there, and no other") {
 }
 
 TEST_CASE("the value of a const Result is read, or its error thrown") {
-  const Result<int> seven(7), failed(Error(Status::limit));
+  const Result<int> seven(7), failed{Error(Status::limit)};
   CHECK(seven.value() == 7);
   CHECK_THROWS_AS((void)failed.value(), Error);
   const Result<void> nothing;
   nothing.value();
-  const Result<void> failure(Error(Status::limit));
+  const Result<void> failure{Error(Status::limit)};
   CHECK_THROWS_AS(failure.value(), Error);
 }
 
