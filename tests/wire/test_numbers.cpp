@@ -42,9 +42,10 @@ TEST_CASE("packets with wrong numbers are dropped, whatever their order, and eac
       std::mt19937_64 random(11);
       std::uint64_t next = 2, served = 0;
       for (int round = 0; round < 400; ++round) {
-        const std::uint64_t wrong[] = {0, 1, next - 1, next + 1, next + 1 + random() % 1000, UINT64_MAX, random()};
+        // The number of the last answer is a right one: it asks for that answer again (test_twice.cpp).
+        const std::uint64_t wrong[] = {0, 1, next - 2, next + 1, next + 1 + random() % 1000, UINT64_MAX, random()};
         for (std::uint64_t number : wrong)
-          if (number != next) REQUIRE(client.send(create(number)));
+          if (number != next && number != next - 1) REQUIRE(client.send(create(number)));
         if (round % 3 != 0) continue;
         REQUIRE(client.send(create(next)));
         RawPacket reply = client.receive();
