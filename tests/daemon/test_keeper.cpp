@@ -25,6 +25,7 @@
 #include "tests/harness/child.hpp"
 #include "tests/harness/proc.hpp"
 #include "tests/harness/skip.hpp"
+#include "tests/harness/stopped.hpp"
 #include "tests/harness/stuck_file.hpp"
 #include "tests/harness/temp_dir.hpp"
 #include "tests/support/shared.hpp"
@@ -96,6 +97,7 @@ class Family {
     const pid_t main = main_pid();
     if (!alive(main)) return;
     ::kill(main, SIGSTOP);
+    while (!harness::is_stopped(main)) ::usleep(200);  // it may be starting one just now
     for (bool some = true; some;) {
       some = false;
       for (int pid : harness::numbers_in("/proc"))
