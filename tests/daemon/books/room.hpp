@@ -40,7 +40,7 @@ class FakeBooks final : public BrokerEvents {
   std::list<Known> sessions;
   std::vector<std::string> told;
   int served = 0;
-  bool refuse = false, is_idle = false, wants = false, confirm = false, confirmed = false;
+  bool refuse = false, is_idle = false, wants = false, confirmed = false;
   bool room_for_pidfds = true;
   int pidfds = 0;
   bool keeps_elsewhere = false;
@@ -73,7 +73,7 @@ class FakeBooks final : public BrokerEvents {
     ++served;
     if (packet.header.op == SHMBW_OP_HELLO) {
       self.greeted = true;
-      if (confirm) confirmed = self.link->confirm_start_time(wire::read_struct<shmbw_hello>(packet.fixed)->start_time);
+      confirmed = self.link->confirm_start_time(wire::read_struct<shmbw_hello>(packet.fixed)->start_time);
     }
     if (packet.header.op == kDrop) return self.link->drop("the test says so");
     if (packet.header.op == kSilent || (packet.header.flags & SHMBW_HEADER_NO_REPLY) != 0) return;
